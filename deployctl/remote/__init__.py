@@ -1,0 +1,1 @@
+"""Speaking with the agent: ships its modules, frames requests, reads its events."""
