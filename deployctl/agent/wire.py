@@ -49,9 +49,9 @@ class Wire:
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
-    def event(self, name, **fields):
+    def event(self, kind, /, **fields):
         """Send one event; `fields` are JSON values (text may hold surrogate escapes)."""
-        fields["event"] = name
+        fields["event"] = kind
         self._write(self._prefix + json.dumps(fields).encode("ascii") + b"\n")
 
     def data(self, payload):

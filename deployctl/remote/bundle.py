@@ -23,8 +23,8 @@ def source_of(module: str) -> str:
 def _imports_of(module: str) -> frozenset[str]:
     found: set[str] = set()
     for several, single in _IMPORT.findall(source_of(module)):
-        names = [single] if single else re.findall(r"\w+(?= as |,|$|\s*#|\))", several.split("#")[0].strip())
-        found.update(name for name in names if name)
+        several = several.partition("#")[0]
+        found.update([single] if single else [part.partition(" as ")[0].strip() for part in several.split(",")])
     return frozenset(found)
 
 

@@ -115,7 +115,13 @@ class LocalChannel:
         self.send_eof()
         self._selector.close()
         self._stdout.close()
-        threading.Thread(target=self._process.wait, daemon=True).start()
+        # The command may go on for a while (it finishes or undoes what it began): reap it when it ends.
+        threading.Thread(target=self._reap, daemon=True).start()
+
+    def _reap(self) -> None:
+        self._process.wait()
+        self._drain.join()
+        self._stderr.close()
 
 
 class _NeverStarted:

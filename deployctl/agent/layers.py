@@ -1,0 +1,288 @@
+"""Applying patches: what each one makes of the tree below it. Only a live script touches the live tree here."""
+
+import os
+import time
+
+from . import journal, objects, package, recover, script, tree, unified
+from .failure import EXIT_USAGE, Cancelled, Failure
+
+
+class Builder:
+    """The tree as it grows, layer by layer.
+
+    Attributes:
+        entries: {path: Entry} after the layers applied so far.
+        layers: The applied layers, as a release records them.
+        touched: Whether the live tree has been changed.
+        output: The end of what the last script printed.
+        not_run: Live scripts that a dry run left out: they would change the live tree.
+    """
+
+    def __init__(self, context, site, transaction, begin):
+        self._context = context
+        self._site = site
+        self._transaction = transaction
+        self._begin = begin
+        self._contents = {}
+        self.entries = {}
+        self.layers = []
+        self.touched = False
+        self.output = ""
+        self.not_run = []
+
+    def start_from(self, base_entries, layers):
+        """Begin at the base with some layers as they were recorded."""
+        from . import releases  # noqa: PLC0415 - used here alone
+
+        self.entries = dict(base_entries)
+        self.layers = list(layers)
+        for layer in layers:
+            releases.overlay(self.entries, layer["result"])
+
+    def content(self, sha):
+        """The bytes of a hash: made by this transaction, or stored."""
+        if sha in self._contents:
+            return self._contents[sha]
+        return objects.read(self._context.state, sha)
+
+    def store(self):
+        """Make everything that the layers made durable."""
+        for content in self._contents.values():
+            objects.put(self._context.state, content)
+
+    def apply(self, patch, content):
+        """Apply one patch on top.
+
+        Raises:
+            Failure: It does not fit, fails, hangs, or changes what it did not declare.
+        """
+        live = patch["kind"] == "script" and patch["metadata"]["targets"] is None
+        before = dict(self.entries)
+        if live and self._context.args.get("dry_run"):
+            self.not_run.append(patch["ref"])
+            return
+        if patch["kind"] == "diff":
+            self._diff(patch, content)
+        elif live:
+            self._live(patch, content)
+        else:
+            self._staged(patch, content)
+        changed = tree.differences(before, self.entries)
+        self._contents[objects.digest(content)] = content
+        self.layers.append(
+            dict(
+                patch,
+                live=live,
+                files={
+                    path: {"before": _sha(before, path), "after": _sha(self.entries, path)} for path in changed
+                },
+                result={
+                    path: {"sha": _sha(self.entries, path), "mode": _mode(self.entries, before, path)}
+                    for path in changed
+                },
+            )
+        )
+
+    # -- diffs -------------------------------------------------------------------------------------------------------
+
+    def _diff(self, patch, content):
+        started = _begin_step(self._context, "stage")
+        allowed = patch["metadata"]["targets"]
+        for file_patch in unified.parse(content):
+            path = unified.target_path(file_patch, self._site.package.name, lambda name: name in self.entries)
+            if allowed is not None and not _declared(path, allowed):
+                raise _undeclared(patch, [path])
+            old = self.content(self.entries[path].sha) if path in self.entries else None
+            new = unified.apply(old, file_patch, path)
+            if new is None:
+                del self.entries[path]
+                continue
+            mode = self.entries[path].mode if path in self.entries else 0o644
+            self.entries[path] = tree.Entry(self._keep(new), mode)
+        _end_step(self._context, "stage", started)
+
+    def _keep(self, content):
+        sha = objects.digest(content)
+        self._contents[sha] = content
+        return sha
+
+    # -- staged scripts ----------------------------------------------------------------------------------------------
+
+    def _staged(self, patch, content):
+        context, live = self._context, self._site.entries
+        started = _begin_step(context, "stage")
+        root = context.state.path("staging", self._transaction, str(len(self.layers)))
+        staged = os.path.join(root, self._site.package.name)
+        os.makedirs(staged, mode=0o700)
+        plan = {
+            path: (entry, path in live and live[path].sha == entry.sha) for path, entry in self.entries.items()
+        }
+        tree.copy_tree(self._site.package.directory, staged, plan, self.content)
+        index = _index_of(staged, self.entries)
+        _end_step(context, "stage", started)
+        self._begin()
+        self._run(patch, content, root, staged)
+        found, _ = tree.scan(staged, index)
+        # Copied files are writable for the script; what counts as a change of mode is what the script itself did.
+        changed = tree.differences(self.entries, found)
+        outside = [path for path in changed if not _declared(path, patch["metadata"]["targets"])]
+        if outside:
+            raise _undeclared(patch, outside)
+        reached = tree.differences(self._site.entries, self._site.rescan())
+        if reached:
+            self.touched = True
+            raise Failure(
+                "%s declares targets but changed the live tree: %s" % (patch["ref"], ", ".join(reached[:10])),
+                kind="undeclared",
+                hint="let it work on its first argument (the staged folder), or remove `targets` to run it live",
+            )
+        for path in changed:
+            if path not in found:
+                del self.entries[path]
+                continue
+            with open(os.path.join(staged, path), "rb") as source:
+                sha = self._keep(source.read())
+            mode = self.entries[path].mode if path in self.entries else found[path].mode & 0o777
+            self.entries[path] = tree.Entry(sha, mode)
+
+    # -- live scripts ------------------------------------------------------------------------------------------------
+
+    def _live(self, patch, content):
+        context, directory = self._context, self._site.package.directory
+        root = context.state.path("staging", self._transaction, str(len(self.layers)))
+        os.makedirs(root, mode=0o700)
+        self._begin()
+        self.touched = True
+        self.store()
+        differing = tree.differences(self.entries, self._site.entries)
+        recover.materialise(context, directory, self.entries, self._site.entries, differing)
+        self._site.rescan()
+        journal.checkpoint(context, "before live script")
+        old_seconds = {path: entry[1] // 10**9 for path, entry in self._site.index["files"].items()}
+        self._run(patch, content, root, directory)
+        journal.checkpoint(context, "after live script")
+        found = self._site.rescan()
+        changed = tree.differences(self.entries, found)
+        for path in changed:
+            full = os.path.join(directory, path)
+            tree.drop_bytecode(full)
+            if path not in found:
+                del self.entries[path]
+                continue
+            second = self._site.index["files"][path][1] // 10**9
+            if path in old_seconds and second == old_seconds[path]:
+                os.utime(full, (second + 1, second + 1))
+            with open(full, "rb") as source:
+                sha = self._keep(source.read())
+            self.entries[path] = tree.Entry(sha, found[path].mode)
+        self._site.rescan()
+
+    def _run(self, patch, content, root, directory):
+        context = self._context
+        started = _begin_step(context, "run", patch=patch["ref"])
+        path = os.path.join(root, "script")
+        os.makedirs(path, exist_ok=True)
+        path = os.path.join(path, patch["filename"])
+        with open(path, "wb") as out:
+            out.write(content)
+        environment = dict(os.environ, DEPLOYCTL_PACKAGE_DIR=directory, DEPLOYCTL_PATCH=patch["ref"])
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
+        try:
+            status, self.output = script.run(
+                context,
+                [context.python, path, directory],
+                directory,
+                environment,
+                patch["metadata"]["timeout_s"],
+                patch["ref"],
+            )
+        except Cancelled:
+            raise
+        except Failure as failure:
+            failure.fields.setdefault("output", "")
+            raise
+        if status != 0:
+            raise Failure(
+                "%s failed: %s\n%s" % (patch["ref"], script.describe(status), _last_lines(self.output)),
+                kind="script-failed",
+                hint="mend the script and push again; nothing has changed",
+                output=self.output,
+            )
+        _end_step(context, "run", started, patch=patch["ref"])
+
+
+def check_fit(patch, found):
+    """Refuse a patch for another package or version.
+
+    Raises:
+        Failure: exit 2.
+    """
+    from . import versions  # noqa: PLC0415
+
+    wanted = patch["metadata"].get("package")
+    if wanted and wanted != found.name:
+        raise Failure(
+            "%s is for the package %s, this host serves %s" % (patch["ref"], wanted, found.name),
+            kind="other-package",
+            hint="set `package:` of the host, or push another patch",
+            exit_code=EXIT_USAGE,
+        )
+    specifiers = patch["metadata"].get("versions") or ""
+    if specifiers and not versions.satisfies(found.version, specifiers):
+        raise Failure(
+            "%s does not fit %s %s (it is for %s)" % (patch["ref"], found.name, found.version, specifiers),
+            kind="version",
+            hint="install a version it fits, or push a patch for %s" % found.version,
+            exit_code=EXIT_USAGE,
+        )
+
+
+def _declared(path, targets):
+    return any(path == target or (target.endswith("/") and path.startswith(target)) for target in targets)
+
+
+def _undeclared(patch, paths):
+    return Failure(
+        "%s changes files outside its targets: %s" % (patch["ref"], ", ".join(paths[:10])),
+        kind="undeclared",
+        hint="add them to `targets` in its metadata, or change the patch; nothing has changed",
+    )
+
+
+def _index_of(directory, entries):
+    """A stat cache for a copy that was just made from known contents."""
+    files = {}
+    for path, found, _ in tree.walk(directory):
+        key = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+        files[path] = key + [entries[path].sha]
+    return {"at": time.time_ns(), "files": files}
+
+
+def _last_lines(text, most=12):
+    return "\n".join("  | " + line for line in text.rstrip().splitlines()[-most:])
+
+
+def _sha(entries, path):
+    return entries[path].sha if path in entries else None
+
+
+def _mode(entries, before, path):
+    return (entries.get(path) or before[path]).mode
+
+
+def _begin_step(context, name, **fields):
+    if context.wire.cancelled.is_set():
+        raise Cancelled()
+    context.wire.event("step", name=name, state="start", **fields)
+    return time.monotonic()
+
+
+def _end_step(context, name, started, **fields):
+    seconds = time.monotonic() - started
+    context.steps[name] = round(context.steps.get(name, 0) + seconds, 4)
+    context.wire.event("step", name=name, state="done", seconds=round(seconds, 4), **fields)
+
+
+begin_step = _begin_step
+end_step = _end_step
+is_bytecode = package.is_bytecode

@@ -1,0 +1,191 @@
+"""One mutating command at a time per host: a kernel lock that dies with its holder, and a manual hold that does not.
+
+The lock file tells who holds it and since when; the truth is the kernel's lock alone, so a holder that was killed
+leaves nothing behind. Python's file descriptors are not inherited by children, so no server keeps the lock.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import time
+
+from . import audit
+from .failure import EXIT_LOCKED, EXIT_USAGE, Failure
+
+# A reading command holds the lock for moments only, to recover; a mutating one waits so long for it.
+_PATIENCE_S = 3.0
+
+
+@contextlib.contextmanager
+def exclusive(context):
+    """Hold the host for a mutating operation; an unfinished transaction is recovered first.
+
+    Raises:
+        Failure: Locked by another command or held by another operator (exit 4), or by another name of this same
+            machine in the same command (kind `alias`).
+    """
+    from . import recover  # noqa: PLC0415 - recover needs the tree modules, which `lock show` does not
+
+    context.state.create()
+    handle = _acquire(context)
+    try:
+        _respect_hold(context)
+        recover.recover(context)
+        yield
+    finally:
+        os.close(handle)
+
+
+def reading(context):
+    """For a reading operation: recover when a transaction was left open and nobody is at work on it.
+
+    Returns:
+        None, or {operator, command, since, ...} of a push that is in progress.
+    """
+    from . import recover  # noqa: PLC0415 - as above
+
+    if not any(os.path.exists(context.state.path(name)) for name in ("journal.json", "staging")):
+        return None
+    handle = os.open(context.state.path("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if not _try(handle):
+            return holder(context.state) or {"operator": "unknown", "command": "unknown", "since": time.time()}
+        recover.recover(context)
+    finally:
+        os.close(handle)
+    return None
+
+
+def _try(handle):
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN):
+            return False
+        raise
+    return True
+
+
+def _acquire(context):
+    path = context.state.path("lock")
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    end = time.monotonic() + _PATIENCE_S
+    while not _try(handle):
+        found = holder(context.state)
+        if found and found.get("run_id") == context.run_id and context.run_id:
+            os.close(handle)
+            raise Failure("the same machine as %s" % found.get("host"), kind="alias", alias_of=found.get("host"))
+        if time.monotonic() > end or (found and found.get("mutating")):
+            os.close(handle)
+            raise _locked(found or {})
+        time.sleep(0.02)
+    particulars = {
+        "operator": context.operator,
+        "host": context.host.get("name"),
+        "pid": os.getpid(),
+        "command": context.command,
+        "run_id": context.run_id,
+        "since": time.time(),
+        "mutating": True,
+    }
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, json.dumps(particulars).encode("ascii"), 0)
+    return handle
+
+
+def holder(state):
+    """Who wrote the lock file last, or None."""
+    try:
+        with open(state.path("lock"), encoding="utf-8") as source:
+            return json.load(source)
+    except (OSError, ValueError):
+        return None
+
+
+def current_holder(state):
+    """Who holds the kernel lock right now, or None; takes nothing."""
+    try:
+        handle = os.open(state.path("lock"), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if _try(handle):
+            return None
+        return holder(state) or {"operator": "unknown", "command": "unknown", "since": time.time()}
+    finally:
+        os.close(handle)
+
+
+def _locked(found):
+    age = max(0, int(time.time() - found.get("since", time.time())))
+    return Failure(
+        "locked by %s (%s), since %d s" % (found.get("operator", "somebody"), found.get("command", "a command"), age),
+        kind="locked",
+        hint="wait for it to end; a killed holder's lock is gone by itself (deployctl lock show)",
+        exit_code=EXIT_LOCKED,
+        status="locked",
+        holder=found,
+    )
+
+
+def _respect_hold(context):
+    hold = context.state.read_json("hold.json")
+    if hold is None:
+        return
+    if hold.get("operator") == context.operator:
+        context.wire.event("warning", text="you hold this host: %s" % (hold.get("message") or "no message"))
+        return
+    raise _held(hold)
+
+
+def _held(hold):
+    age = max(0, int(time.time() - hold.get("since", 0)))
+    return Failure(
+        "held by %s since %d min: %s" % (hold.get("operator"), age // 60, hold.get("message") or "no message"),
+        kind="held",
+        hint="ask %s, or: deployctl lock release --force" % hold.get("operator"),
+        exit_code=EXIT_LOCKED,
+        status="locked",
+        hold=hold,
+    )
+
+
+def lock_operation(context):
+    """`acquire` (with a message), `release` (of another's hold with `force`), or `show`."""
+    action = context.args.get("action")
+    if action == "show":
+        return {"status": "ok", "hold": context.state.read_json("hold.json"), "holder": current_holder(context.state)}
+    if action not in ("acquire", "release"):
+        raise Failure("unknown action %r" % action, kind="usage", exit_code=EXIT_USAGE)
+    context.state.create()
+    handle = _acquire(context)
+    try:
+        hold = context.state.read_json("hold.json")
+        others = hold is not None and hold.get("operator") != context.operator
+        if others and not (action == "release" and context.args.get("force")):
+            raise _held(hold)
+        if action == "acquire":
+            hold = {"operator": context.operator, "message": context.args.get("message") or "", "since": time.time()}
+            context.state.write_json(hold, "hold.json")
+            result = {"status": "held", "hold": hold}
+        elif hold is None:
+            result = {"status": "unchanged", "hold": None}
+        else:
+            os.unlink(context.state.path("hold.json"))
+            result = {"status": "released", "hold": hold}
+        audit.record(context, result)
+    finally:
+        os.close(handle)
+    return result
+
+
+def machine_identity(state):
+    """The random id of this state directory, made at first need; it marks our servers' environments."""
+    known = state.read_json("machine")
+    if known is None:
+        known = {"id": secrets.token_hex(8)}
+        state.write_json(known, "machine")
+    return known["id"]

@@ -1,0 +1,221 @@
+"""The package on this host as deployctl knows it: where it is, its base, its current release, and what has drifted."""
+
+import difflib
+import os
+import time
+
+from . import objects, package, releases, tree
+from .failure import EXIT_DRIFT, EXIT_USAGE, Failure
+
+_DIFF_LINES = 200
+
+
+class Site:
+    """Package, current release and live hashes, read once per operation under the lock.
+
+    Attributes:
+        package: What package.locate found.
+        release: The current release.
+        entries: {path: Entry} of the live tree as it is.
+        drifted: Paths whose live content differs from the current release.
+    """
+
+    def __init__(self, context, found, release, entries, index):
+        self._context = context
+        self.package = found
+        self.release = release
+        self.entries = entries
+        self.index = index
+        self.expected = releases.expected(context.state, release)
+        self.drifted = tree.differences(self.expected, entries)
+
+    def rescan(self):
+        """Read the live tree again, through the stat cache."""
+        self.entries, self.index = tree.scan(self.package.directory, self.index)
+        return self.entries
+
+    def save_index(self):
+        """Keep the stat cache for the next command; a cache that cannot be written only costs time."""
+        save_index(self._context, self.package.directory, self.index)
+
+
+def save_index(context, directory, index):
+    """Write the stat cache, not synced: it is checked against the files whenever it is used."""
+    import json  # noqa: PLC0415
+
+    path = context.state.path("index.json")
+    try:
+        with open(path + ".new", "w", encoding="ascii") as out:
+            json.dump(dict(index, directory=directory), out)
+        os.replace(path + ".new", path)
+    except OSError as error:
+        context.wire.event("warning", text="stat cache not written: %s" % error)
+
+
+def load_index(context, directory):
+    """The stat cache of `directory`, or None."""
+    try:
+        index = context.state.read_json("index.json")
+    except Failure:
+        return None  # a torn cache is no cache
+    return index if index and index.get("directory") == directory else None
+
+
+def open_site(context, adopt=False):
+    """Find the package and its state; at first contact, or after a reinstall, snapshot the base.
+
+    Args:
+        context: Of the operation; its lock is held.
+        adopt: Whether files that differ from how the package came become part of the base.
+
+    Raises:
+        Failure: Not found, another package in this state directory, or files that differ from the wheel's RECORD or
+            git's HEAD (exit 9).
+    """
+    found = package.locate(context)
+    release = releases.current(context.state)
+    entries, index = tree.scan(found.directory, load_index(context, found.directory))
+    if release is None:
+        release = _snapshot(context, found, entries, adopt, None)
+    else:
+        about = releases.base_of(context.state, release["base"])
+        if about["package_dir"] != found.directory:
+            raise Failure(
+                "the state in %s belongs to %s, but %s now finds %s"
+                % (context.state.root, about["package_dir"], context.python, found.directory),
+                kind="other-package",
+                hint="set another state_dir for this host in hosts.yaml",
+                exit_code=EXIT_USAGE,
+            )
+        site = Site(context, found, release, entries, index)
+        if about["fingerprint"] == found.fingerprint or not site.drifted:
+            return site
+        differing = _differing(found, entries)
+        if differing and not adopt:
+            raise drift_failure(
+                context,
+                site,
+                "the package was installed anew (%s to %s) and then edited" % (about["version"], found.version),
+                differing,
+            )
+        context.wire.event(
+            "warning",
+            text="the package was installed anew (%s to %s): this is the new base; earlier releases stay in the history"
+            % (about["version"], found.version),
+        )
+        release = _snapshot(context, found, entries, adopt, release)
+    return Site(context, found, release, entries, index)
+
+
+def _differing(found, entries):
+    return package.differing_from_origin(found, {path: entry.sha for path, entry in entries.items()})
+
+
+def _snapshot(context, found, entries, adopt, before):
+    """Store every file of the pristine package and make it the base."""
+    differing = _differing(found, entries)
+    if differing and not adopt:
+        origin = "its wheel's RECORD" if found.record is not None else "git's HEAD"
+        raise Failure(
+            "%d file%s of %s differ from %s:\n%s"
+            % (len(differing), "" if len(differing) == 1 else "s", found.directory, origin, _listed(differing)),
+            kind="drift",
+            hint="reinstall the package, or make these edits part of the base: the same command with --adopt",
+            exit_code=EXIT_DRIFT,
+            status="drift",
+            drift=[{"path": path, "expected": None, "found": _sha(entries, path)} for path in differing],
+        )
+    total = 0
+    for path in sorted(entries):
+        with open(os.path.join(found.directory, path), "rb") as source:
+            content = source.read()
+        total += len(content)
+        if objects.put(context.state, content, durable=False) != entries[path].sha:
+            raise Failure("%s changes while it is being read" % path, kind="changed-meanwhile", hint="try again")
+    objects.sync_file_system(context.state.root)
+    number = before["base"] + 1 if before else 1
+    about = {
+        "package": found.name,
+        "package_dir": found.directory,
+        "version": found.version,
+        "fingerprint": found.fingerprint,
+        "python": context.python,
+        "at": time.time(),
+        "by": context.operator,
+        "command": context.command,
+        "adopted": differing,
+        "files": {path: [entry.sha, entry.mode] for path, entry in entries.items()},
+    }
+    context.state.write_json(about, "bases", "%d.json" % number)
+    context.state.write_json(
+        {"release": 0, "base": number, "transaction": None, "at": time.time()}, "current.json"
+    )
+    context.wire.event("snapshot", files=len(entries), bytes=total)
+    return releases.load(context.state, 0, number)
+
+
+def _sha(entries, path):
+    return entries[path].sha if path in entries else None
+
+
+def _listed(paths, most=20):
+    lines = ["  " + path for path in paths[:most]]
+    if len(paths) > most:
+        lines.append("  ... and %d more" % (len(paths) - most))
+    return "\n".join(lines)
+
+
+def drift_list(site):
+    """The drifted files as the contract's `drift`."""
+    return [
+        {"path": path, "expected": _sha(site.expected, path), "found": _sha(site.entries, path)}
+        for path in site.drifted
+    ]
+
+
+def drift_failure(context, site, message="", paths=None):
+    """The refusal to touch hand-made edits, with their diff."""
+    paths = site.drifted if paths is None else paths
+    count = "%d file%s" % (len(paths), "" if len(paths) == 1 else "s")
+    message = message or "edited by hand since release %d" % site.release["number"]
+    return Failure(
+        "%s %s:\n%s" % (count, message, _listed(paths)),
+        kind="drift",
+        hint="keep the edits as a patch (the diff is in the output), or go on with --force: copies are kept",
+        exit_code=EXIT_DRIFT,
+        status="drift",
+        drift=drift_list(site),
+        diff=drift_diff(context, site, paths),
+    )
+
+
+def drift_diff(context, site, paths):
+    """Unified diff from the release to the live files, at most 200 lines."""
+
+    def before(path):
+        return objects.read(context.state, site.expected[path].sha) if path in site.expected else b""
+
+    def after(path):
+        try:
+            with open(os.path.join(site.package.directory, path), "rb") as source:
+                return source.read()
+        except OSError:
+            return b""
+
+    return unified(((path, before(path), after(path)) for path in paths), _DIFF_LINES)
+
+
+def unified(changes, most_lines=None):
+    """A unified diff of [(path, old bytes, new bytes)] as text; binary files are named only."""
+    lines = []
+    for path, old, new in changes:
+        if b"\0" in old or b"\0" in new:
+            lines.append("Binary files a/%s and b/%s differ\n" % (path, path))
+            continue
+        texts = [content.decode("utf-8", "backslashreplace").splitlines(True) for content in (old, new)]
+        names = ("a/" + path if old else "/dev/null", "b/" + path if new else "/dev/null")
+        for line in difflib.unified_diff(texts[0], texts[1], names[0], names[1]):
+            lines.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
+    if most_lines is not None and len(lines) > most_lines:
+        lines[most_lines:] = ["... %d more lines\n" % (len(lines) - most_lines)]
+    return "".join(lines)
