@@ -73,9 +73,7 @@ class Builder:
             dict(
                 patch,
                 live=live,
-                files={
-                    path: {"before": _sha(before, path), "after": _sha(self.entries, path)} for path in changed
-                },
+                files={path: {"before": _sha(before, path), "after": _sha(self.entries, path)} for path in changed},
                 result={
                     path: {"sha": _sha(self.entries, path), "mode": _mode(self.entries, before, path)}
                     for path in changed
@@ -114,9 +112,7 @@ class Builder:
         root = context.state.path("staging", self._transaction, str(len(self.layers)))
         staged = os.path.join(root, self._site.package.name)
         os.makedirs(staged, mode=0o700)
-        plan = {
-            path: (entry, path in live and live[path].sha == entry.sha) for path, entry in self.entries.items()
-        }
+        plan = {path: (entry, path in live and live[path].sha == entry.sha) for path, entry in self.entries.items()}
         tree.copy_tree(self._site.package.directory, staged, plan, self.content)
         index = _index_of(staged, self.entries)
         _end_step(context, "stage", started)

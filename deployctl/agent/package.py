@@ -50,7 +50,8 @@ def locate(context):
     if spec.origin is None or not spec.has_location or not locations:
         found = ", ".join(str(entry) for entry in locations) or str(spec.origin)
         raise Failure(
-            "%s found no package %s, only a folder of that name without __init__.py: %s" % (context.python, name, found),
+            "%s found no package %s, only a folder of that name without __init__.py: %s"
+            % (context.python, name, found),
             kind="package-shadowed",
             hint="move that folder away, or install the package for this interpreter",
         )
@@ -126,7 +127,9 @@ def _distribution(name, directory, search, warnings):
         if site == parent and (b"\n" + folder_name.encode() + b"/") in b"\n" + raw:
             record = _read_record(raw, folder_name)
             fingerprint = "record:" + hashlib.sha256(raw).hexdigest()
-            matches.append({"version": _metadata_version(info), "record": record, "fingerprint": fingerprint, "at": info})
+            matches.append(
+                {"version": _metadata_version(info), "record": record, "fingerprint": fingerprint, "at": info}
+            )
         elif rank == 0 and editable is None:
             fingerprint = "editable:" + hashlib.sha256(raw).hexdigest()
             editable = {"version": _metadata_version(info), "record": None, "fingerprint": fingerprint}
@@ -163,7 +166,9 @@ def _version_file(directory):
     for name in ("version.py", "_version.py", "__init__.py"):
         try:
             with open(os.path.join(directory, name), encoding="utf-8", errors="replace") as source:
-                match = re.search(r"^(?:__version__|version)\s*=\s*[\"']([^\"']+)[\"']", source.read(65536), re.MULTILINE)
+                match = re.search(
+                    r"^(?:__version__|version)\s*=\s*[\"']([^\"']+)[\"']", source.read(65536), re.MULTILINE
+                )
         except OSError:
             continue
         if match:

@@ -229,9 +229,7 @@ class _Transaction:
         if self._context.args.get("dry_run"):
             self._warnings.append("hand-made edits would be set aside: %s" % ", ".join(self._site.drifted))
             return
-        folder = recover.displace(
-            self._context, self._site.package.directory, present, self._site.entries, self._id
-        )
+        folder = recover.displace(self._context, self._site.package.directory, present, self._site.entries, self._id)
         self._displaced = folder
         if folder:
             self._warnings.append("hand-made edits were copied to %s before going on" % folder)
@@ -313,11 +311,11 @@ class _Transaction:
         def text(entries, path):
             return builder.content(entries[path].sha) if path in entries else b""
 
-        diff = sites.unified(
-            (path, text(self._site.expected, path), text(builder.entries, path)) for path in changed
-        )
+        diff = sites.unified((path, text(self._site.expected, path), text(builder.entries, path)) for path in changed)
         result = _result(self._context, self._site, "planned", release, self._files(builder, changed), [])
-        self._warnings.extend("%s runs on the live tree: a dry run cannot show what it does" % ref for ref in builder.not_run)
+        self._warnings.extend(
+            "%s runs on the live tree: a dry run cannot show what it does" % ref for ref in builder.not_run
+        )
         result.update(diff=diff, release=self._site.release["number"], warnings=self._warnings, output=builder.output)
         return result
 
@@ -412,8 +410,10 @@ class _Transaction:
         wanted = []
         for module in dict.fromkeys(name for name in named if name):
             path = self._file_of(module, builder)
-            if path is None and module.split(".")[0] == self._site.package.name and module not in (
-                self._context.args.get("imports") or []
+            if (
+                path is None
+                and module.split(".")[0] == self._site.package.name
+                and module not in (self._context.args.get("imports") or [])
             ):
                 continue  # a module that this release does not have (a rollback leaves it behind)
             real = os.path.realpath(os.path.join(self._site.package.directory, path)) if path else None
@@ -425,7 +425,7 @@ class _Transaction:
         if name != self._site.package.name:
             return None
         stem = rest.replace(".", "/")
-        for path in ([stem + ".py", stem + "/__init__.py"] if stem else ["__init__.py"]):
+        for path in [stem + ".py", stem + "/__init__.py"] if stem else ["__init__.py"]:
             if path in builder.entries:
                 return path
         return None
@@ -435,9 +435,7 @@ class _Transaction:
         return max(bounds + [180.0])
 
     def _files(self, builder, changed):
-        return {
-            path: (self._site.expected.get(path), builder.entries.get(path)) for path in changed
-        }
+        return {path: (self._site.expected.get(path), builder.entries.get(path)) for path in changed}
 
 
 def _result(context, site, status, release, files, verified):

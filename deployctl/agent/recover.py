@@ -24,9 +24,7 @@ def recover(context):
         return None
     committed = journal.is_committed(context.state, entry)
     release = (
-        releases.current(context.state)
-        if committed
-        else releases.load(context.state, entry["release"], entry["base"])
+        releases.current(context.state) if committed else releases.load(context.state, entry["release"], entry["base"])
     )
     try:
         displaced = restore(context, entry["package_dir"], release, entry["transaction"])

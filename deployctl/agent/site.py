@@ -147,9 +147,7 @@ def _snapshot(context, found, entries, adopt, before):
         "files": {path: [entry.sha, entry.mode] for path, entry in entries.items()},
     }
     context.state.write_json(about, "bases", "%d.json" % number)
-    context.state.write_json(
-        {"release": 0, "base": number, "transaction": None, "at": time.time()}, "current.json"
-    )
+    context.state.write_json({"release": 0, "base": number, "transaction": None, "at": time.time()}, "current.json")
     context.wire.event("snapshot", files=len(entries), bytes=total)
     return releases.load(context.state, 0, number)
 

@@ -1,18 +1,18 @@
 """Where things lie in the host's state directory, and how a small file is written so that it survives a crash.
 
-    STATE/                    0700
-      machine                 which machine and package this state belongs to
-      lock  hold.json         kernel lock with its holder's particulars; a manual hold
-      journal.json            the open transaction, if any
-      counters.json           highest release and attempt number ever given
-      current.json            the release the tree is at
-      releases/<n>.json       a release: stack of patches, and the sha256 of every file that differs from base
-      base.json index.json    sha256 of every file of the pristine package; stat cache of the live tree
-      objects/<aa>/<sha256>   contents, once each
-      attempts/<n>/           one launch: spec.json keeper.py run.json exit.json verdict.json
-      staging/<tx>/           staged copies; removed when the transaction ends
-      displaced/<tx>/         hand-made edits that --force moved out of the way
-      audit.jsonl             who did what with which result
+STATE/                    0700
+  machine                 which machine and package this state belongs to
+  lock  hold.json         kernel lock with its holder's particulars; a manual hold
+  journal.json            the open transaction, if any
+  counters.json           highest release and attempt number ever given
+  current.json            the release the tree is at
+  releases/<n>.json       a release: stack of patches, and the sha256 of every file that differs from base
+  base.json index.json    sha256 of every file of the pristine package; stat cache of the live tree
+  objects/<aa>/<sha256>   contents, once each
+  attempts/<n>/           one launch: spec.json keeper.py run.json exit.json verdict.json
+  staging/<tx>/           staged copies; removed when the transaction ends
+  displaced/<tx>/         hand-made edits that --force moved out of the way
+  audit.jsonl             who did what with which result
 """
 
 import errno

@@ -49,7 +49,10 @@ def parse(content):
 
 def _bad(message, position):
     return Failure(
-        "the diff's line %d: %s" % (position + 1, message), kind="bad-diff", hint="make it again with git diff", exit_code=1
+        "the diff's line %d: %s" % (position + 1, message),
+        kind="bad-diff",
+        hint="make it again with git diff",
+        exit_code=1,
     )
 
 
@@ -207,7 +210,9 @@ def _misfit(hunk, old, real, start, position, shown):
         hint = "convert the diff's line ends to those of the file"
     else:
         message = "hunk does not fit"
-    show = "\n".join(["  wanted:"] + ["  | " + line for line in wanted] + ["  found:"] + ["  | " + line for line in found])
+    show = "\n".join(
+        ["  wanted:"] + ["  | " + line for line in wanted] + ["  found:"] + ["  | " + line for line in found]
+    )
     return Failure(
         "%s line %d: %s (%s, line %d of the diff)\n%s" % (shown, start + 1, message, hunk.header, hunk.line, show),
         kind="hunk-failed",

@@ -181,7 +181,7 @@ def _run_quietly(context, argv, timeout_s):
                     raise Failure(
                         "the import check did not end within %g s" % timeout_s,
                         kind="timeout",
-                        hint='raise verify_timeout in the metadata of the patch, or name fewer modules in `verify`',
+                        hint="raise verify_timeout in the metadata of the patch, or name fewer modules in `verify`",
                     )
                 time.sleep(pause)
                 pause = min(pause * 1.5, 0.05)

@@ -279,9 +279,7 @@ def find_config(explicit: str | None, environment: Mapping[str, str], folder: Pa
 
 # -- decoding ----------------------------------------------------------------------------------------------------------
 
-_HOST_KEYS = (
-    "address connection user port jump host_keys python package state_dir log_dir gpu limits"
-).split()
+_HOST_KEYS = ("address connection user port jump host_keys python package state_dir log_dir gpu limits").split()
 _LIMIT_KEYS = {
     "connect": "connect_s",
     "tries": "connect_tries",

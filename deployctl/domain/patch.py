@@ -235,7 +235,7 @@ def _decode(table: Mapping[str, Any], name: str, lines: Sequence[str], start: in
     def text(key: str) -> str:
         value = table.get(key, "")
         if not isinstance(value, str):
-            raise ConfigError(f'{where(key)}: should be text in quotes, not {value!r}')
+            raise ConfigError(f"{where(key)}: should be text in quotes, not {value!r}")
         return value.strip()
 
     def texts(key: str) -> tuple[str, ...] | None:

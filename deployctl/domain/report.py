@@ -24,9 +24,7 @@ class HostReport:
     def from_result(cls, name: str, result: Mapping[str, Any]) -> "HostReport":
         """From the agent's verdict."""
         rest = {key: value for key, value in result.items() if key not in ("status", "exit", "error")}
-        return cls(
-            name=name, status=result["status"], exit_code=result["exit"], error=result.get("error"), fields=rest
-        )
+        return cls(name=name, status=result["status"], exit_code=result["exit"], error=result.get("error"), fields=rest)
 
     @classmethod
     def from_error(cls, name: str, error: DeployError, **fields: Any) -> "HostReport":

@@ -93,7 +93,10 @@ class Box:
     def ask(self, operation: str, blobs: dict[str, bytes] | None = None, **args) -> dict:
         """Run one operation to its verdict; events are kept in `events`."""
         self.events = []
-        with LocalTransport(self.env) as transport, Exchange(transport, self.request(operation, args, blobs)) as exchange:
+        with (
+            LocalTransport(self.env) as transport,
+            Exchange(transport, self.request(operation, args, blobs)) as exchange,
+        ):
             for event in exchange.events():
                 self.events.append(event)
         assert exchange.result is not None

@@ -1,0 +1,291 @@
+"""Why a server died, from its log and its exit: the first cause, its frames, and the patch line among them.
+
+Source of the texts: SGLang 0.5.9 to 0.5.23 as published, uvicorn, argparse, CPython's traceback module.
+"""
+
+import collections
+import mmap
+import os
+import re
+
+from . import attribution, releases
+
+_TRACEBACK = re.compile(rb"Traceback \(most recent call last\):\s*$")
+_FRAME = re.compile(rb'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?\s*$')
+_STAMP = re.compile(rb"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]*\] ?")
+_CHAIN = re.compile(
+    rb"^(During handling of the above exception, another exception occurred|"
+    rb"The above exception was the direct cause of the following exception):"
+)
+_HIT = re.compile(rb"hit an exception")
+# A line after which the server does not come back.
+_TERMINAL = re.compile(
+    rb"(Scheduler|Detokenizer\w*|TpModelWorker\w*|DataParallelController|TokenizerManager)[^:]{0,40} hit an exception"
+    rb"|Received sigquit from a child process|SIGQUIT received\. signum=3"
+    rb"|Subprocess \S+ \(pid=\d+\) crashed with exit code|Rank \d+ scheduler is dead"
+    rb"|Initialization failed\. warmup error"
+)
+# One line that is a cause by itself, most telling first.
+_SINGLE = (
+    re.compile(rb"^\S+: error: .+"),
+    re.compile(rb"\[Errno 98\].*|.*[Aa]ddress already in use.*|Port \S+ is already in use.*"),
+    re.compile(rb"Not enough memory\. Please try to increase.*"),
+    re.compile(rb"Capture cuda graph failed:.*"),
+    re.compile(rb".*CUDA out of memory.*"),
+    re.compile(rb"Out of memory even after retracting.*"),
+    re.compile(rb"Scheduler watchdog timeout.*"),
+    re.compile(rb"Watchdog caught collective operation timeout.*"),
+    re.compile(rb"Fatal Python error: .*|terminate called .*|Segmentation fault.*"),
+    re.compile(rb"Subprocess \S+ \(pid=\d+\) crashed with exit code.*"),
+    re.compile(rb"Rank \d+ scheduler is dead.*"),
+    re.compile(rb"Exit code: -?\d+"),
+    re.compile(rb"deployctl: cannot start the server: .*"),
+    re.compile(rb"No module named .*|.*: No module named .*"),
+)
+_SECONDARY = re.compile(
+    rb"DistBackendError|Gloo|gloo|Connection (closed|reset)|BrokenPipeError|EOFError|KeyboardInterrupt|NCCL error"
+)
+# Signs of life: whatever traceback came before them was survived.
+_PROGRESS = re.compile(
+    rb"Decode batch|Prefill batch|Load weight (begin|end)|Capture .*graph (begin|end)|Memory pool end"
+    rb"|Uvicorn running|fired up and ready"
+)
+_MOST_FRAMES = 200
+_MOST_BLOCKS = 40
+_WINDOW = 4 << 20
+
+Frame = collections.namedtuple("Frame", "file line function text")
+
+
+class _Block:
+    """One traceback, or a chain of them."""
+
+    def __init__(self, lead):
+        self.lead = lead
+        self.parts = []  # [[frames, exception line]] root first
+
+    def new_part(self):
+        self.parts.append([[], b""])
+
+
+class CrashScanner:
+    """Reads a log line by line and keeps what may explain a death, in bounded memory.
+
+    Attributes:
+        terminal: The first line that means death (bytes), or None.
+        tail: The last lines.
+    """
+
+    def __init__(self):
+        self.terminal = None
+        self.tail = collections.deque(maxlen=40)
+        self._blocks = []
+        self._singles = {}
+        self._open = None
+        self._chained = False
+
+    def feed(self, line):
+        """Read one line (bytes, without its end)."""
+        if line.strip():
+            self.tail.append(line[:2000])
+        if self.terminal is None and _TERMINAL.search(line):
+            self.terminal = line
+        if _TRACEBACK.search(line):
+            self._start(line)
+            return
+        if self._open is not None and self._inside(line):
+            return
+        if _CHAIN.match(line) and self._blocks:
+            self._chained = True
+            return
+        if not line.strip():
+            return
+        body = _STAMP.sub(b"", line)
+        for rank, pattern in enumerate(_SINGLE):
+            match = pattern.search(body)
+            if match:
+                self._singles.setdefault(rank, match.group(0)[:1000])
+                return
+        if _PROGRESS.search(line) and self.terminal is None:
+            self._blocks = [block for block in self._blocks if _HIT.search(block.lead)]
+            self._singles.clear()
+
+    def _start(self, line):
+        lead = line[: _TRACEBACK.search(line).start()]
+        if self._chained and self._blocks and not _HIT.search(lead):
+            self._open = self._blocks[-1]
+        else:
+            self._open = _Block(lead)
+            if len(self._blocks) < _MOST_BLOCKS:
+                self._blocks.append(self._open)
+        self._chained = False
+        self._open.new_part()
+
+    def _inside(self, line):
+        """Whether the line belongs to the open traceback."""
+        frames, _ = self._open.parts[-1]
+        match = _FRAME.match(line)
+        if match:
+            if len(frames) < _MOST_FRAMES:
+                function = match.group("function") or b""
+                frames.append([_text(match.group("file")), int(match.group("line")), _text(function), ""])
+            return True
+        if line.startswith((b" ", b"\t")) or (not line.strip() and not frames):
+            text = line.strip()
+            # Under the source line stand marks (^^^^); the last frame's text is the first line that is none.
+            if frames and not frames[-1][3] and text.strip(b"^~ "):
+                frames[-1][3] = _text(text)
+            return True
+        if not line.strip() or _STAMP.match(line):
+            self._open = None
+            return False
+        self._open.parts[-1][1] = line[:1000]
+        self._open = None
+        return True
+
+    def cause(self):
+        """(cause line, frames root exception first) of the first cause; frames may be empty; None where nothing is known."""
+        block = self._chosen()
+        if block is not None:
+            frames = [Frame(*frame) for part in block.parts for frame in part[0]]
+            last = [part[1] for part in block.parts if part[1]]
+            if last:
+                return _text(last[-1].strip()), frames, [[Frame(*frame) for frame in part[0]] for part in block.parts]
+        if self._singles:
+            return _text(self._singles[min(self._singles)].strip()), [], []
+        return None
+
+    def _chosen(self):
+        done = [block for block in self._blocks if any(part[1] for part in block.parts)]
+        for block in done:
+            if _HIT.search(block.lead):
+                return block
+        if self._singles and min(self._singles) == 0:
+            return None  # argparse explains itself
+        primary = [block for block in done if not _SECONDARY.search(block.parts[-1][1])]
+        return (primary or done or [None])[0]
+
+
+def _text(raw):
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def scan_log(path):
+    """A scanner that has read what matters of a log, however large: from its first exception, and its end."""
+    scanner = CrashScanner()
+    try:
+        size = os.path.getsize(path)
+        if size == 0:
+            return scanner
+        with open(path, "rb") as source:
+            if size > 2 * _WINDOW:
+                with mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                    at = content.find(b"hit an exception")
+                    if 0 <= at < size - _WINDOW:
+                        start = content.rfind(b"\n", 0, at) + 1
+                        for line in split(content[start : start + _WINDOW]):
+                            scanner.feed(line)
+                source.seek(size - _WINDOW)
+                source.readline()
+            for line in split(source.read(2 * _WINDOW)):
+                scanner.feed(line)
+    except OSError:
+        pass  # the caller tells about a missing log
+    return scanner
+
+
+def split(content):
+    """Lines of log bytes: progress bars end theirs with a carriage return."""
+    return re.split(rb"\r\n|\n|\r", content)
+
+
+def diagnose(state, attempt, scanner, ended):
+    """The contract's `crash` of an attempt.
+
+    Args:
+        state: The state directory.
+        attempt: The attempt.
+        scanner: A CrashScanner that has read its log.
+        ended: exit.json's {"status", "signal", "reason"?}, or None where the process lives or left no record.
+
+    Returns:
+        {"cause", "exit_code", "signal", "frames", "patched", "log", "tail"}.
+    """
+    ended = ended or {}
+    found = scanner.cause()
+    frames, patched = [], None
+    if found is None:
+        cause = _from_exit(ended, scanner)
+    else:
+        cause, flat, parts = found
+        frames, patched = _attribute(state, attempt, flat, parts)
+    return {
+        "cause": cause,
+        "exit_code": ended.get("status"),
+        "signal": ended.get("signal"),
+        "frames": frames,
+        "patched": patched,
+        "log": attempt["log"],
+        "tail": [_text(line) for line in list(scanner.tail)[-12:]],
+    }
+
+
+def _from_exit(ended, scanner):
+    last = _text(scanner.tail[-1].strip()) if scanner.tail else ""
+    if ended.get("reason"):
+        return "cannot start the server: %s" % ended["reason"]
+    if ended.get("signal"):
+        why = "; the kernel's out-of-memory killer ends processes so (dmesg)" if ended["signal"] == "SIGKILL" else ""
+        return "ended by %s%s" % (ended["signal"], why)
+    if ended.get("status") is not None:
+        return "ended with exit status %d%s" % (ended["status"], ": " + last if last else " without a word")
+    return "the process is gone and left no exit record" + (": " + last if last else "")
+
+
+def _attribute(state, attempt, flat, parts):
+    """Frames with the patch whose line they are on, and the one to look at first."""
+    try:
+        release = releases.load(state, attempt["release"], attempt.get("base"))
+    except Exception:
+        release = None  # frames without patches are still worth showing
+    owners, root = {}, None
+    if release is not None and release["patches"]:
+        root = os.path.realpath(release["package_dir"])
+        names = {_relative(frame.file, root) for frame in flat}
+        owners = attribution.added_lines(state, release, names)
+    described, exact, nearby = [], [], []
+    for part in parts:
+        for frame in part:
+            relative = _relative(frame.file, root) if root else None
+            owner = owners.get(relative, {}).get(frame.line)
+            described.append(
+                {"file": frame.file, "line": frame.line, "function": frame.function, "text": frame.text, "patch": owner}
+            )
+            if owner:
+                exact.append((frame, owner, relative))
+            elif relative in owners:
+                refs = [layer["ref"] for layer in release["patches"] if relative in layer["files"]]
+                nearby.append((frame, refs[-1], relative))
+        if exact:
+            # The root exception's own frames decide; what was raised while handling it comes later.
+            break
+    chosen = exact or nearby
+    if not chosen:
+        return described, None
+    frame, owner, relative = chosen[-1]
+    return described, {
+        "patch": owner,
+        "file": relative,
+        "line": frame.line,
+        "text": frame.text,
+        "function": frame.function,
+        "exact": bool(exact),
+    }
+
+
+def _relative(path, root):
+    """A frame's file relative to the package, or None outside of it."""
+    real = os.path.realpath(path)
+    if root and real.startswith(root + os.sep):
+        return real[len(root) + 1 :]
+    return None

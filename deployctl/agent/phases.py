@@ -1,0 +1,100 @@
+"""The load phases of SGLang, read from its log by a reducer: (state, line) → (state, events).
+
+Source of the lines: SGLang 0.5.9 to 0.5.23 as published (engine.py, model_runner.py, cuda_graph_runner.py, http_server.py).
+Every rank prints its own lines: progress follows rank 0.
+"""
+
+import collections
+import re
+
+ORDER = ("init", "weights", "kv-cache", "graphs", "warm-up")
+
+State = collections.namedtuple("State", "phase since phases ready_line", defaults=("init", None, (), False))
+State.__doc__ = """phase: current phase. since: when it began (seconds on the caller's clock).
+phases: ((name, seconds), ...) that ended. ready_line: whether the engine said that it is ready."""
+
+_PREFIX = re.compile(rb"^\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?P<ranks>(?: [A-Z]{2}\d+)*)\] ?")
+_RANK = re.compile(rb" (TP|PP|DP|EP)(\d+)")
+_PERCENT = re.compile(rb"(\d{1,3})%")
+_FRACTION = re.compile(rb"\| (\d+)/(\d+) \[")
+
+_MARKS = (
+    ("weights", re.compile(rb"Load weight begin|Loading safetensors|Multi-thread loading|Loading pt checkpoint")),
+    ("kv-cache", re.compile(rb"Load weight end|KV Cache is allocated|Memory pool end|Post-capture KV sizing")),
+    ("graphs", re.compile(rb"Capture .{0,40}graph begin|Capture (cuda )?graph bs|Capturing batches", re.IGNORECASE)),
+    ("warm-up", re.compile(rb"Started server process|Application startup complete|Uvicorn running on")),
+)
+_PROGRESS = {
+    "weights": re.compile(rb"Loading|loading shards"),
+    "graphs": re.compile(rb"Capturing batches", re.IGNORECASE),
+}
+_READY = re.compile(rb"The server is fired up and ready to roll!")
+
+
+def rank_zero(line):
+    """Whether a line is rank 0's (or has no rank)."""
+    match = _PREFIX.match(line)
+    if match is None:
+        return True
+    return all(int(number) == 0 for _, number in _RANK.findall(match.group("ranks")))
+
+
+def advance(state, line, now):
+    """Read one log line.
+
+    Args:
+        state: State.
+        line: Bytes, without line end.
+        now: Seconds on the caller's clock.
+
+    Returns:
+        (State, events): events are dicts `{"event": "phase", "name", "state": "start"|"progress"|"done", ...}`.
+    """
+    if state.since is None:
+        state = state._replace(since=now)
+    if _READY.search(line):
+        if state.ready_line:
+            return state, []
+        state, events = _enter(state, "warm-up", now)
+        done = {"event": "phase", "name": "warm-up", "state": "done", "seconds": round(now - state.since, 3)}
+        phases = state.phases + (("warm-up", round(now - state.since, 3)),)
+        return state._replace(phases=phases, since=now, ready_line=True), events + [done]
+    if state.ready_line or not rank_zero(line):
+        return state, []
+    for name, pattern in _MARKS:
+        if pattern.search(line):
+            # Draft weights and draft graphs come after the target's: the load moves on, never back.
+            if ORDER.index(name) > ORDER.index(state.phase):
+                state, events = _enter(state, name, now)
+                return state, events
+            break
+    pattern = _PROGRESS.get(state.phase)
+    if pattern is not None and pattern.search(line):
+        fraction = _fraction(line)
+        if fraction is not None:
+            return state, [{"event": "phase", "name": state.phase, "state": "progress", "progress": fraction}]
+    return state, []
+
+
+def _enter(state, name, now):
+    if state.phase == name:
+        return state, []
+    seconds = round(now - state.since, 3)
+    events = [
+        {"event": "phase", "name": state.phase, "state": "done", "seconds": seconds},
+        {"event": "phase", "name": name, "state": "start"},
+    ]
+    return state._replace(phase=name, since=now, phases=state.phases + ((state.phase, seconds),)), events
+
+
+def _fraction(line):
+    counted = _FRACTION.search(line)
+    if counted and int(counted.group(2)):
+        return min(1.0, int(counted.group(1)) / int(counted.group(2)))
+    percent = _PERCENT.search(line)
+    return min(1.0, int(percent.group(1)) / 100) if percent else None
+
+
+def as_list(state):
+    """The ended phases for a result: [{name, seconds}]."""
+    return [{"name": name, "seconds": seconds} for name, seconds in state.phases]

@@ -1,0 +1,133 @@
+"""What runs on this host, at which release, and whether anybody has edited it. A part that fails is said in its place."""
+
+import time
+
+from . import attempts, crash, gpu, health, lock, phases, processes, releases, site, watch
+from .failure import EXIT_CRASHED, EXIT_DRIFT, Failure
+
+_PROBE_S = 3.0
+
+
+def status(context):
+    """Everything of the contract's `status`; with `check` a drifted tree or a crashed newest attempt sets the exit."""
+    result = {"status": "ok", "problems": []}
+    busy = _part(result, lambda: lock.reading(context))
+    result["push_in_progress"] = busy
+    result["hold"] = _part(result, lambda: context.state.read_json("hold.json"))
+    release = _part(result, lambda: releases.current(context.state))
+    result["release"] = release["number"] if release else None
+    result["patches"] = releases.references(release) if release else []
+    result["version"] = release["version"] if release else None
+    result["package_dir"] = release["package_dir"] if release else None
+    result["drift"] = []
+    if release is not None and not busy:
+        result["drift"] = _part(result, lambda: _drift(context, release)) or []
+    everything = _part(result, lambda: attempts.listing(context.state)) or []
+    result["server"] = _part(result, lambda: _server(context, everything))
+    result["orphans"] = _part(result, lambda: _orphans(context, everything)) or []
+    newest = everything[-1] if everything else None
+    result["attempt"] = attempts.summary(context, newest) if newest else None
+    found = _part(result, lambda: gpu.report(context)) or {}
+    result["gpus"] = found.get("gpus", [])
+    result["holders"] = found.get("holders", [])
+    result["tools"] = found.get("tools", {})
+    if context.args.get("check"):
+        if result["drift"]:
+            result["exit"] = EXIT_DRIFT
+            result["error"] = _error(
+                "drift", "%d files edited by hand" % len(result["drift"]), "deployctl push --dry-run"
+            )
+        elif newest is not None and attempts.state_of(newest) == attempts.CRASHED:
+            result["exit"] = EXIT_CRASHED
+            result["error"] = _error("crashed", "attempt %d crashed" % newest["attempt"], "deployctl logs --crash")
+    return result
+
+
+def _error(kind, message, hint):
+    return {"kind": kind, "message": message, "hint": hint}
+
+
+def _part(result, read):
+    try:
+        return read()
+    except (Failure, OSError, KeyError) as error:
+        result["problems"].append(getattr(error, "message", None) or "%s: %s" % (type(error).__name__, error))
+        return None
+
+
+def _drift(context, release):
+    found = site.tree.scan(release["package_dir"], site.load_index(context, release["package_dir"]))
+    wanted = releases.expected(context.state, release)
+    return [
+        {
+            "path": path,
+            "expected": wanted[path].sha if path in wanted else None,
+            "found": found[0][path].sha if path in found[0] else None,
+        }
+        for path in site.tree.differences(wanted, found[0])
+    ]
+
+
+def _server(context, everything):
+    """The newest attempt whose server lives, else None."""
+    for attempt in reversed(everything):
+        if not attempts.is_alive(attempt):
+            continue
+        state = attempts.state_of(attempt)
+        phase = None
+        if state == attempts.LOADING:
+            phase = _phase(attempt)
+            state = _promote(context, attempt, phase)
+        return {
+            "attempt": attempt["attempt"],
+            "log_tag": attempt["log_tag"],
+            "profile": attempt["profile"],
+            "state": state,
+            "phase": phase.phase if phase and state == attempts.LOADING else None,
+            "pid": attempt["run"]["pid"],
+            "port": attempt["port"],
+            "url": health.base_of(attempt["ready"]["url"]),
+            "since": attempt["at"],
+            "uptime_s": round(time.time() - attempt["at"], 1),
+            "release": attempt["release"],
+            "log": attempt["log"],
+        }
+    return None
+
+
+def _phase(attempt):
+    state = phases.State(since=attempt["at"])
+    with open(attempt["log"], "rb") as source:
+        for line in crash.split(source.read(32 << 20)):
+            state, _ = phases.advance(state, line, attempt["at"])
+    return state
+
+
+def _promote(context, attempt, phase):
+    """A load that nobody watched may be ready by now: ask it."""
+    if attempt["engine"] == "sglang" and not phase.ready_line:
+        return attempts.LOADING
+    try:
+        code, _ = health.request(
+            attempt["ready"]["url"], timeout_s=_PROBE_S, headers=health.authorization(attempt["argv"])
+        )
+    except Exception:
+        return attempts.LOADING  # no answer in time is no evidence of anything
+    return attempts.READY if code == 200 else attempts.LOADING
+
+
+def _orphans(context, everything):
+    """Processes of attempts whose launcher is gone."""
+    alive = {attempt["marker"] for attempt in everything if attempts.is_alive(attempt)}
+    return [
+        dict(processes.describe(process), attempt=int(value.rpartition(":")[2]), note="launcher dead")
+        for process, value in processes.marked(lock.machine_identity(context.state) + ":")
+        if value not in alive and not _is_keeper(process, everything)
+    ]
+
+
+def _is_keeper(process, everything):
+    return any((attempt["run"] or {}).get("keeper_pid") == process.pid for attempt in everything)
+
+
+__all__ = ["status", "watch"]
