@@ -110,13 +110,13 @@ def state_of(attempt):
     return CRASHED
 
 
-def set_verdict(state, attempt, **fields):
+def set_verdict(store, attempt, /, **fields):
     """Add to what is known of an attempt's outcome."""
     verdict = dict(attempt["verdict"] or {})
     verdict.update(fields)
     verdict["at"] = time.time()
     attempt["verdict"] = verdict
-    state.write_json(verdict, "attempts", attempt["attempt"], "verdict.json")
+    store.write_json(verdict, "attempts", attempt["attempt"], "verdict.json")
 
 
 def live(state):

@@ -50,6 +50,8 @@ def _start(context):
     folder = context.state.path("attempts", number)
     spec["log"] = _open_log(context.log_dir, args["profile"], args["log_tag"])
     context.state.write_json(spec, "attempts", number, "spec.json")
+    from . import keeper as _  # noqa: PLC0415, F401 - named here so that its text is sent along
+
     keeper = os.path.join(folder, "keeper.py")
     write_file(keeper, context.sources["keeper"].encode("utf-8"), 0o600)
     subprocess.Popen(

@@ -1,0 +1,9 @@
+"""`python -m sglang.launch_server`: the parent process."""
+
+import sys
+
+from sglang.srt.entrypoints.http_server import launch_server
+from sglang.srt.server_args import prepare_server_args
+
+if __name__ == "__main__":
+    launch_server(prepare_server_args(sys.argv[1:]))
