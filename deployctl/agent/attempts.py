@@ -49,8 +49,8 @@ def newest(state):
     return None
 
 
-def choose(state, number=None, tag=None):
-    """The attempt that the user means: by number, the newest with a tag, or the newest.
+def choose(state, number=None, tag=None, run_id=None):
+    """The attempt that the user means: by number, the newest with a tag, that of a command, or the newest.
 
     Raises:
         Failure: There is none (exit 2), listing what exists.
@@ -62,6 +62,9 @@ def choose(state, number=None, tag=None):
     elif tag is not None:
         chosen = [attempt for attempt in everything if attempt["log_tag"] == tag]
         what = "attempt with the log tag %s" % tag
+    elif run_id is not None:
+        chosen = [attempt for attempt in everything if attempt.get("run_id") == run_id]
+        what = "attempt of this command"
     else:
         chosen, what = everything, "attempt yet"
     if chosen:

@@ -96,6 +96,7 @@ def _spec(context, number):
         "at": time.time(),
         "by": context.operator,
         "command": context.command,
+        "run_id": context.run_id,
         "rank": args.get("rank", 0),
         "nodes": args.get("nodes", 1),
     }

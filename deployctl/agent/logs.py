@@ -49,7 +49,11 @@ def logs(context):
             kind="log-missing",
             hint="deployctl logs --list",
         ) from error
-    context.wire.event("log", **{key: result[key] for key in ("attempt", "log_tag", "log", "log_bytes", "state")})
+    context.wire.event(
+        "log",
+        offset=args.get("from_offset"),
+        **{key: result[key] for key in ("attempt", "log_tag", "log", "log_bytes", "state")},
+    )
     if args.get("whole"):
         _send_range(context, path, 0, result["log_bytes"])
         return result
@@ -58,7 +62,11 @@ def logs(context):
     lines = args.get("lines")
     if lines is None and not args.get("since") and not args.get("grep"):
         lines = 100
-    position = _send_tail(context, path, start, lines, select)
+    if args.get("from_offset") is not None:
+        # A follow that lost its link: from where the client's bytes ended, unless the log was begun anew.
+        position = min(args["from_offset"], result["log_bytes"])
+    else:
+        position = _send_tail(context, path, start, lines, select)
     if args.get("follow"):
         _follow(context, attempt, path, position, select)
     return result
@@ -268,6 +276,7 @@ def _follow(context, attempt, path, position, select):
     inode = os.stat(path).st_ino
     rest = b""
     idle_after_end = 0
+    context.wire.event("position", offset=position)
     while not context.wire.cancelled.is_set():
         try:
             found = os.stat(path)
@@ -290,6 +299,7 @@ def _follow(context, attempt, path, position, select):
                 chunk = b"".join(line for line in _lines(block[:cut]) if select.keep(line))
             if chunk:
                 context.wire.data(chunk)
+            context.wire.event("position", offset=position - len(rest))
             continue
         # A dead server writes no more; its last lines may still come from children.
         if not attempts.is_alive(attempts.load(context.state, attempt["attempt"])):

@@ -136,7 +136,7 @@ def wait(context):
     from . import lock  # noqa: PLC0415
 
     lock.reading(context)
-    attempt = attempts.choose(context.state, context.args.get("attempt"))
+    attempt = attempts.choose(context.state, context.args.get("attempt"), run_id=context.args.get("run_id"))
     announce(context, attempt)
     return follow(context, attempt)
 

@@ -1,0 +1,1 @@
+"""What the commands do: gather, ask the hosts, decide over several hosts. No output here: events and reports only."""

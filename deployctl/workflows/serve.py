@@ -1,0 +1,205 @@
+"""launch, wait, smoke, stop, clean, status and the other operations that ask each host once."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deployctl.domain.attempt import launch_args, relaunch_tag
+from deployctl.domain.inventory import Host, Profile
+from deployctl.domain.report import HostReport, Report
+from deployctl.errors import EXIT_CRASHED, DeployError, LinkLost, Unreachable, UsageError
+from deployctl.remote.client import Exchange
+from deployctl.workflows.run import Run
+
+# A link that breaks during a load is retried for as long as the load may take; a single outage for this long.
+_OUTAGE_S = 600.0
+_ONE_RANK = 1
+
+
+def ask_each(run: Run, operation: str, hosts: Sequence[Host], args: Mapping[str, Any] | None = None) -> Report:
+    """An operation that may be asked once per host and not again (stop, clean, lock, run)."""
+    return run.each(
+        hosts,
+        lambda host: HostReport.from_result(host.name, run.ask(host, operation, args)),
+        command=operation,
+    )
+
+
+def read_each(run: Run, operation: str, hosts: Sequence[Host], args: Mapping[str, Any] | None = None) -> Report:
+    """A reading operation: asked again when the link breaks (status, history, audit, doctor)."""
+    return run.each(
+        hosts,
+        lambda host: HostReport.from_result(host.name, run.ask_patiently(host, operation, args, for_s=15.0)),
+        command=operation,
+    )
+
+
+def launch(run: Run, profile: Profile, hosts: Sequence[Host], *, log_tag: str, **options: Any) -> Report:
+    """Start a profile on every host; with `nodes` above 1 as the ranks of one server.
+
+    Args:
+        run: The run.
+        profile: What to start.
+        hosts: One server each, or one rank each in this order.
+        log_tag: Names the logs.
+        options: Further arguments of `launch_args`: extra, timeout_s, wait, clean, smoke, burst, replace.
+    """
+    if profile.nodes == _ONE_RANK:
+        args = launch_args(profile, log_tag=log_tag, **options)
+        return run.each(hosts, lambda host: _launch_one(run, host, args), command="launch")
+    return _launch_ranks(run, profile, hosts, log_tag, options)
+
+
+def _launch_one(
+    run: Run,
+    host: Host,
+    args: Mapping[str, Any],
+    on_event: Any = None,
+) -> HostReport:
+    """Launch on one host; when the link breaks, attach again to the attempt that was started."""
+    seen: dict[str, Any] = {}
+    began = time.monotonic()
+
+    def watch(event: Mapping[str, Any], exchange: Exchange) -> None:
+        if event["event"] == "attempt":
+            seen["attempt"] = event["attempt"]
+        if on_event is not None:
+            on_event(event, exchange)
+
+    try:
+        return HostReport.from_result(host.name, run.ask(host, "launch", args, on_event=watch))
+    except LinkLost as lost:
+        if run.interrupted.is_set():
+            raise
+        run.on_event(host.name, {"event": "link", "text": f"{lost.message}; attaching again"})
+        again: dict[str, Any] = {key: args[key] for key in ("smoke", "burst", "watch")}
+        again.update(attempt=seen["attempt"]) if seen else again.update(run_id=run.run_id)
+        left_s = max(60.0, float(args["timeout_s"]) - (time.monotonic() - began))
+        again.update(timeout_s=args["timeout_s"], resumed=True)
+        if not args["wait"]:
+            again.update(timeout_s=0.0)
+        return _wait_one(run, host, again, left_s + _OUTAGE_S, on_event)
+
+
+def _wait_one(run: Run, host: Host, args: Mapping[str, Any], for_s: float, on_event: Any = None) -> HostReport:
+    """Attach until there is a verdict, again and again through broken links."""
+    from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
+
+    def passing(error: BaseException) -> bool:
+        lost = isinstance(error, LinkLost) or (isinstance(error, Unreachable) and error.kind_now == "unreachable")
+        if lost and not run.interrupted.is_set():
+            run.on_event(host.name, {"event": "link", "text": f"{error}; trying again, the server is not affected"})
+            return True
+        return False
+
+    retrying = Retrying(
+        retry=retry_if_exception(passing),
+        stop=stop_after_delay(for_s),
+        wait=wait_exponential_jitter(initial=0.5, max=10.0),
+        reraise=True,
+    )
+    result = retrying(run.ask, host, "wait", args, on_event=on_event)
+    return HostReport.from_result(host.name, result)
+
+
+def wait(
+    run: Run,
+    hosts: Sequence[Host],
+    *,
+    attempt: int | None = None,
+    timeout_s: float | None = None,
+    smoke: bool = True,
+    burst: int | None = None,
+) -> Report:
+    """Attach to the newest (or the named) attempt on every host."""
+    args = {"attempt": attempt, "timeout_s": timeout_s, "smoke": smoke, "burst": burst}
+    return run.each(hosts, lambda host: _wait_one(run, host, args, (timeout_s or 900.0) + _OUTAGE_S), command="wait")
+
+
+def _launch_ranks(
+    run: Run, profile: Profile, hosts: Sequence[Host], log_tag: str, options: Mapping[str, Any]
+) -> Report:
+    """One server over several hosts: ready by rank 0, alive by all, ended together."""
+    plans = {
+        host.name: launch_args(profile, log_tag=log_tag, rank=rank, hosts=hosts, **options)
+        for rank, host in enumerate(hosts)
+    }
+    first = hosts[0].name
+    exchanges: dict[str, Exchange] = {}
+    guard = threading.Lock()
+    decided = threading.Event()
+
+    def decide(word: str) -> None:
+        decided.set()
+        with guard:
+            others = list(exchanges.items())
+        for name, exchange in others:
+            if word == "cancel" or name != first:
+                try:
+                    exchange.control(word)
+                except DeployError:
+                    continue  # its own reader meets the broken link
+
+    def one(host: Host) -> HostReport:
+        def on_event(_event: Mapping[str, Any], exchange: Exchange) -> None:
+            with guard:
+                exchanges[host.name] = exchange
+
+        failed = True
+        try:
+            report = _launch_one(run, host, plans[host.name], on_event)
+            failed = report.exit_code != 0
+            return report
+        finally:
+            if failed and not decided.is_set():
+                decide("cancel")
+            elif host.name == first:
+                decide("enough")
+
+    report = run.each(hosts, one, command="launch")
+    if report.exit_code != 0 and not run.interrupted.is_set():
+        crashed = [outcome.name for outcome in report.hosts if outcome.exit_code == EXIT_CRASHED]
+        if crashed:
+            # Ranks that survive hang in NCCL and hold their GPUs.
+            stopped = ask_each(run, "stop", hosts)
+            extra = {"ended_together": {outcome.name: outcome.status for outcome in stopped.hosts}}
+            return Report(command="launch", hosts=report.hosts, extra=extra)
+    return report
+
+
+def relaunch(run: Run, hosts: Sequence[Host], *, replace: bool = True) -> Report:
+    """After a rollback: start the profile of the attempt that was last ready on the release a host is at now."""
+
+    def one(host: Host) -> HostReport:
+        history = run.ask_patiently(host, "history")
+        candidates = [
+            attempt
+            for attempt in history["attempts"]
+            if attempt["release"] in (history["release"], None if history["release"] == 0 else history["release"])
+        ]
+        ready = [attempt for attempt in candidates if attempt["ready_seconds"] is not None]
+        everything = ready or candidates or history["attempts"]
+        if not everything:
+            raise UsageError(f"{host.name}: nothing was ever launched", hint="deployctl launch --log-tag TAG")
+        last = everything[-1]
+        profile = run.inventory.profile(last["profile"])
+        tag = relaunch_tag(last["log_tag"], [attempt["log_tag"] for attempt in history["attempts"]])
+        run.on_event(
+            host.name,
+            {"event": "note", "text": f"relaunching {profile.name} of attempt {last['attempt']} as {tag}"},
+        )
+        return _launch_one(run, host, launch_args(profile, log_tag=tag, replace=replace))
+
+    return run.each(hosts, one, command="launch")
+
+
+def doctor(run: Run, hosts: Sequence[Host]) -> Report:
+    """Check every host for what a push or a launch would need."""
+    ports = [
+        {"port": profile.port, "argv": list(profile.argv), "url": profile.ready_url, "profile": profile.name}
+        for profile in run.inventory.profiles.values()
+        if profile.port is not None
+    ]
+    distinct = list({port["port"]: port for port in ports}.values())
+    return read_each(run, "doctor", hosts, {"ports": distinct})
