@@ -153,6 +153,8 @@ def _is_same(context, site, patch):
 def _rollback(context):
     started = layers.begin_step(context, "preflight")
     if releases.current(context.state) is None:
+        if context.args.get("to") in ("base", 0):
+            return {"status": "unchanged", "release": 0, "previous": 0, "patches": [], "files": [], "verified": []}
         raise Failure(
             "nothing was ever pushed to this host", kind="nothing-to-roll-back", hint="deployctl status", exit_code=2
         )

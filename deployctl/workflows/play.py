@@ -1,7 +1,8 @@
 """Runs a playbook: its steps in order on their hosts, fail-fast, `on_failure` once."""
 
+import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,13 +84,21 @@ def play(
         on_data: Log output of `logs` steps.
     """
     played: list[Played] = []
+    before: dict[str, int] = {}
 
     def go(steps: Sequence[Step], *, cleanup: bool) -> bool:
         for number, step in enumerate(steps, 1):
             on_step(step, number, len(steps), cleanup)
             chosen = run.inventory.select(step.hosts) if step.hosts else hosts
             began = time.monotonic()
-            report = perform(run, step, chosen, on_data)
+            if cleanup and step.name == "rollback" and "to" not in step.args:
+                report = _take_back(run, step, chosen, before)
+            else:
+                report = perform(run, step, chosen, on_data)
+            if step.name == "push":
+                for host in report.hosts:
+                    if host.status == "pushed":
+                        before.setdefault(host.name, host.fields.get("previous", 0))
             played.append(Played(step, report, time.monotonic() - began, cleanup))
             on_report(step, report)
             if report.exit_code and not cleanup:
@@ -100,6 +109,25 @@ def play(
     if not go(playbook.steps, cleanup=False) and not run.interrupted.is_set():
         go(playbook.on_failure, cleanup=True)
     return PlayReport(playbook, tuple(played))
+
+
+def _take_back(run: Run, step: Step, hosts: Sequence[Host], before: Mapping[str, int]) -> Report:
+    """`rollback: {}` under on_failure: each host goes back to where this playbook found it.
+
+    A host that this playbook did not change stays: a push that failed has been undone already, and one release
+    further back would be somebody else's.
+    """
+
+    def one(host: Host) -> HostReport:
+        if host.name not in before:
+            return HostReport(name=host.name, status="unchanged", fields={"warnings": ["nothing of this run to undo"]})
+        args = {"to": before[host.name], "force": step.args.get("force", False), "transaction": secrets.token_hex(8)}
+        return HostReport.from_result(host.name, run.ask(host, "rollback", args))
+
+    report = run.each(hosts, one, command="rollback")
+    if step.args.get("relaunch") and report.exit_code == 0:
+        return serve.relaunch(run, hosts)
+    return report
 
 
 def perform(run: Run, step: Step, hosts: Sequence[Host], on_data: logs.OnData) -> Report:

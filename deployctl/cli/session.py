@@ -1,0 +1,159 @@
+"""What every command shares: its options, the loaded inventory, progress, `--json`, errors and the exit code."""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+
+from deployctl.errors import DeployError, Interrupted
+
+if TYPE_CHECKING:
+    from deployctl.domain.inventory import Host, Inventory
+    from deployctl.domain.report import Report
+    from deployctl.render.progress import Progress
+    from deployctl.workflows.run import Run
+
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        "-H",
+        help="Host, group, address, user@address:port or [v6]:port; repeat or separate by commas.",
+        metavar="HOST",
+    ),
+]
+Config = Annotated[
+    str | None,
+    typer.Option(
+        "--config", help="hosts.yaml to use ($DEPLOYCTL_CONFIG, else hosts.yaml here or in a parent).", metavar="FILE"
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every step and what scripts print.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+class Session:
+    """One command from its options to its exit code. Use as a context manager; leaving it ends the process.
+
+    Args:
+        command: Its name, as `--json` reports it.
+        hosts, config, as_json, verbose, debug: The shared options.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        *,
+        hosts: Sequence[str] | None = None,
+        config: str | None = None,
+        as_json: bool = False,
+        verbose: bool = False,
+        debug: bool = False,
+    ) -> None:
+        self.command = command
+        self.as_json = as_json
+        self.verbose = verbose
+        self._selectors = list(hosts or [])
+        self._config = config
+        self._debug = debug or bool(os.environ.get("DEPLOYCTL_DEBUG"))
+        self._inventory: Inventory | None = None
+        self._progress: Progress | None = None
+        self._exit_code = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        if self._progress is not None:
+            self._progress.close()
+        if isinstance(error, KeyboardInterrupt):
+            error = Interrupted("interrupted")
+        if isinstance(error, DeployError):
+            self._fail(error)
+        elif isinstance(error, BrokenPipeError):
+            return False
+        elif error is not None and not isinstance(error, (SystemExit, typer.Exit)):
+            if self._debug:
+                traceback.print_exception(error)
+            self._fail(
+                DeployError(
+                    f"{type(error).__name__}: {error}",
+                    hint="this is a fault of deployctl: run again with --debug",
+                    kind="internal",
+                )
+            )
+        elif error is not None:
+            return False
+        sys.stdout.flush()
+        raise SystemExit(self._exit_code)
+
+    # -- what commands work with -------------------------------------------------------------------------------------
+
+    @property
+    def inventory(self) -> "Inventory":
+        """hosts.yaml, loaded once."""
+        if self._inventory is None:
+            from deployctl.domain import inventory
+
+            self._inventory = inventory.load(inventory.find_config(self._config, os.environ, Path.cwd()))
+        return self._inventory
+
+    @property
+    def hosts(self) -> "tuple[Host, ...]":
+        """The hosts that --host means."""
+        return self.inventory.select(self._selectors)
+
+    def run(self) -> "Run":
+        """A run whose events are shown."""
+        from deployctl.render.progress import Progress
+        from deployctl.workflows.run import Run
+
+        self._progress = Progress(
+            several=len(self.hosts) > 1, verbose=self.verbose, quiet=self.as_json and not self.verbose
+        )
+        words = [self.command, *sys.argv[2:]] if sys.argv[1:2] == [self.command] else [self.command]
+        return Run(self.inventory, command=" ".join(words)[:300], on_event=self._progress)
+
+    # -- results -----------------------------------------------------------------------------------------------------
+
+    def finish(self, report: "Report") -> None:
+        """Show a report and remember its exit code."""
+        if self._progress is not None:
+            self._progress.close()
+        if self._debug:
+            for host in report.hosts:
+                if host.fields.get("traceback"):
+                    sys.stderr.write(f"{host.name}:\n{host.fields['traceback']}")
+        if self.as_json:
+            self.print_json(report.as_json())
+        else:
+            from deployctl.render import text
+
+            text.report(report, verbose=self.verbose)
+        self._exit_code = report.exit_code
+
+    def exit_with(self, code: int) -> None:
+        """Leave with a code, the result having been shown."""
+        self._exit_code = code
+
+    def print_json(self, value: Mapping[str, Any]) -> None:
+        """The one object of `--json`."""
+        sys.stdout.write(json.dumps(value) + "\n")
+
+    def _fail(self, error: DeployError) -> None:
+        from deployctl.render import text
+
+        if self.as_json:
+            self.print_json({"ok": False, "command": self.command, "hosts": {}, "error": error.as_json()})
+        else:
+            text.failure(error)
+        if self._debug:
+            traceback.print_exception(error)
+        self._exit_code = error.exit_code

@@ -1,0 +1,1 @@
+"""Text for people: the only place that knows colour, tables and progress bars."""
