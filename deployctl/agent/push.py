@@ -262,7 +262,7 @@ class _Transaction:
             return
         started = time.monotonic()
         self._context.wire.event("step", name="restore", state="start")
-        recover.recover(self._context)
+        recover.recover(self._context, announce=False)
         layers.end_step(self._context, "restore", started)
 
     def release_from(self, builder):
@@ -307,7 +307,7 @@ class _Transaction:
         changed = tree.differences(self._site.expected, builder.entries)
         self._compile(builder, changed)
         if self._open:
-            recover.recover(self._context)
+            recover.recover(self._context, announce=False)
             self._open = False
 
         def text(entries, path):

@@ -8,8 +8,12 @@ from . import audit, journal, objects, releases, site, tree
 from .failure import EXIT_NEEDS_RECOVERY, Failure
 
 
-def recover(context):
+def recover(context, announce=True):
     """Finish or undo an open transaction; the lock is held. Does nothing where none is open.
+
+    Args:
+        context: Of the operation.
+        announce: Whether to tell the user and the audit log: not when a transaction undoes itself.
 
     Returns:
         None, or {transaction, to: "before"|"after", release, displaced} of what was done.
@@ -50,8 +54,11 @@ def recover(context):
         "command": entry["command"],
         "age_s": max(0, time.time() - entry["at"]),
     }
-    context.wire.event("recovered", **done)
-    audit.record(context, {"status": "recovered", "release": release["number"], "transaction": entry["transaction"]})
+    if announce:
+        context.wire.event("recovered", **done)
+        audit.record(
+            context, {"status": "recovered", "release": release["number"], "transaction": entry["transaction"]}
+        )
     return done
 
 

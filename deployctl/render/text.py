@@ -33,6 +33,10 @@ def report(result: Report, *, verbose: bool = False) -> None:
 def _problem(host: HostReport, *, several: bool) -> None:
     assert host.error is not None
     prefix = f"{host.name} | " if several else ""
+    if host.fields.get("crash"):
+        # The card above has said it.
+        say(f"{prefix}hint: {neutral(str(host.error['hint']))}")
+        return
     for number, line in enumerate(neutral(str(host.error["message"])).splitlines()):
         shown = f"error: {line}" if number == 0 else f"  {line}"
         say(prefix + style(shown, "red", stream=sys.stderr))
@@ -129,7 +133,7 @@ def crash(found: Mapping[str, Any]) -> list[str]:
     lines = [style(f"  cause: {neutral(found['cause'])}", "bold", "red"), f"  ended: {ending}"]
     for frame in (found.get("frames") or [])[-8:]:
         owner = style(f"  <- {neutral(frame['patch'])}", "bold", "magenta") if frame.get("patch") else ""
-        lines.append(f"    {neutral(frame['file'])}:{frame['line']} in {neutral(frame['function'])}{owner}")
+        lines.append(f"    {_short(frame['file'])}:{frame['line']} in {neutral(frame['function'])}{owner}")
         if frame.get("text"):
             lines.append(f"      {neutral(frame['text'])}")
     patched = found.get("patched")
@@ -145,6 +149,14 @@ def crash(found: Mapping[str, Any]) -> list[str]:
     elif not found.get("frames"):
         lines += [f"    | {neutral(line)}" for line in (found.get("tail") or [])[-6:]]
     return lines
+
+
+def _short(path: str) -> str:
+    """A frame's file from its package on: the folders above say nothing new in every line."""
+    for part in ("/site-packages/", "/dist-packages/"):
+        if part in path:
+            return neutral(path.rpartition(part)[2])
+    return neutral(path)
 
 
 def _status(host: HostReport, verbose: bool) -> list[str]:
