@@ -1,4 +1,8 @@
-"""A stand-in for an inference engine: the log lines, processes, endpoints and ways to die of SGLang, and no model.
+"""A stand-in for the SGLang inference engine: its log lines, processes, endpoints and ways to die, and no model.
 
-It exists so that a deploy tool can be shown and tested on a machine without a GPU. Standard library only.
+It exists so that deployctl can be shown and tested on a machine without a GPU. Standard library only, Python 3.8+.
 """
+
+from sglang.version import __version__
+
+__all__ = ["__version__"]

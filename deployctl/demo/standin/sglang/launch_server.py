@@ -1,4 +1,4 @@
-"""`python -m sglang.launch_server`: the parent process."""
+"""Launch the inference server: `python -m sglang.launch_server --model-path M --port P`."""
 
 import sys
 

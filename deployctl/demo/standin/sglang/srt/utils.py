@@ -1,77 +1,61 @@
-"""Log lines, titles, tensors that know nothing but their shape."""
+"""Log lines and progress bars in the engine's formats, and a child's bond to its parent."""
 
 import ctypes
 import os
+import resource
 import signal
-import sys
 import time
 
 
-def log(text, rank=None):
-    """One line with SGLang's prefix."""
-    mark = "" if rank is None else " TP%d" % rank
-    sys.stdout.write("[%s%s] %s\n" % (time.strftime("%Y-%m-%d %H:%M:%S"), mark, text))
-    sys.stdout.flush()
+def _write(handle, text):
+    # One write a line: several processes share the log, and their lines must not mix.
+    data = text.encode("utf-8", "backslashreplace")
+    while data:
+        data = data[os.write(handle, data) :]
 
 
-def progress(label, done, total):
-    """One state of a tqdm bar on stderr."""
-    percent = 100 * done // total
-    sys.stderr.write("\r%s: %3d%% Completed | %d/%d [00:00<00:00,  2.32it/s]" % (label, percent, done, total))
-    if done == total:
-        sys.stderr.write("\n")
-    sys.stderr.flush()
+def log(text, mark=""):
+    """A line of the engine's logger: stderr, with time stamp and the rank's mark (such as " TP0")."""
+    _write(2, "[%s%s] %s\n" % (time.strftime("%Y-%m-%d %H:%M:%S"), mark, text))
 
 
-def die_with_parent():
-    """SIGKILL when the parent thread goes, as the engine's children ask for (Linux)."""
+def access_log(text):
+    """A line of the HTTP server's access log: stdout."""
+    _write(1, "[%s] INFO:     %s\n" % (time.strftime("%Y-%m-%d %H:%M:%S"), text))
+
+
+def clock(seconds):
+    """Seconds as a progress bar shows them."""
+    return "%02d:%02d" % divmod(int(seconds), 60)
+
+
+def shards_progress(label, done, total, elapsed_s):
+    """One state of the weight loader's bar: a carriage return, the state, a newline."""
+    rate = done / elapsed_s if done and elapsed_s else 0
+    timing = "%s<%s, %5.2fit/s" % (clock(elapsed_s), clock((total - done) / rate), rate) if rate else "00:00<?, ?it/s"
+    _write(2, "\r%s: %3d%% Completed | %d/%d [%s]\n" % (label, 100 * done // total, done, total, timing))
+
+
+def bar_progress(label, done, total, elapsed_s):
+    """One state of a tqdm bar: a carriage return and no newline before the last state."""
+    rate = done / elapsed_s if done and elapsed_s else 0
+    timing = "%s<%s, %5.2fit/s" % (clock(elapsed_s), clock((total - done) / rate), rate) if rate else "00:00<?, ?it/s"
+    filled = 10 * done // total
+    picture = "\u2588" * filled + " " * (10 - filled)
+    end = "\n" if done == total else ""
+    _write(2, "\r%s: %3d%%|%s| %d/%d [%s]%s" % (label, 100 * done // total, picture, done, total, timing, end))
+
+
+def kill_itself_when_parent_died(parent):
+    """Ask the kernel for SIGKILL when the parent's thread ends (Linux; elsewhere the closed channel ends a rank)."""
     try:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     except (AttributeError, OSError):
-        pass
+        return
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
-def children():
-    """Pids of our own children (Linux; elsewhere those we remember)."""
-    found = []
-    try:
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                with open("/proc/%s/stat" % name, "rb") as source:
-                    text = source.read()
-                if int(text[text.rindex(b")") + 2 :].split()[1]) == os.getpid():
-                    found.append(int(name))
-    except (OSError, ValueError):
-        pass
-    return found
-
-
-class Tensor:
-    """A vector of numbers; copying checks sizes as torch does."""
-
-    def __init__(self, values):
-        self.values = list(values)
-
-    def __len__(self):
-        return len(self.values)
-
-    def __iter__(self):
-        return iter(self.values)
-
-    def __getitem__(self, key):
-        if isinstance(key, slice):
-            return Tensor(self.values[key])
-        return self.values[key]
-
-    @property
-    def shape(self):
-        return (len(self.values),)
-
-    def copy_(self, other):
-        if len(other) not in (1, len(self)):
-            raise RuntimeError(
-                "The size of tensor a (%d) must match the size of tensor b (%d) at non-singleton dimension 0"
-                % (len(self), len(other))
-            )
-        self.values[:] = other.values if len(other) == len(self) else other.values * len(self)
-        return self
+def no_core_file():
+    """Deaths by signal are part of the show; core files are not."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

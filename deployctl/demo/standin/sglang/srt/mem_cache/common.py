@@ -1,39 +1,56 @@
 """Slots of the KV cache."""
 
-from sglang.srt.utils import Tensor
+from sglang.srt.tensors import Tensor
 
 
-def alloc_token_slots(tree_cache, num_tokens, backup_state=False):
-    """Allocate slots; with `backup_state` also what is needed to give them back."""
-    allocator = tree_cache.token_to_kv_pool_allocator
-    state = allocator.backup_state() if backup_state else None
-    out_cache_loc = allocator.alloc(num_tokens)
-    if backup_state:
-        return out_cache_loc, state
-    return out_cache_loc
+class TokenToKVPoolAllocator:
+    """Hands out slots of the pool and takes them back."""
 
-
-class Allocator:
-    """Hands out slot numbers."""
-
-    def __init__(self, size=1 << 20):
+    def __init__(self, size):
         self.size = size
-        self.next = 0
+        self.free_slots = list(range(1, size + 1))
+
+    def available_size(self):
+        return len(self.free_slots)
+
+    def alloc(self, need_size):
+        if need_size > len(self.free_slots):
+            return None
+        selected, self.free_slots = self.free_slots[:need_size], self.free_slots[need_size:]
+        return Tensor(selected)
+
+    def free(self, free_index):
+        self.free_slots.extend(free_index)
 
     def backup_state(self):
-        return self.next
+        return list(self.free_slots)
 
     def restore_state(self, state):
-        self.next = state
-
-    def alloc(self, count):
-        start = self.next
-        self.next = (self.next + count) % self.size
-        return Tensor(range(start, start + count))
+        self.free_slots = state
 
 
 class TreeCache:
-    """Holds the allocator, as the real one does."""
+    """Owner of the allocator."""
 
-    def __init__(self):
-        self.token_to_kv_pool_allocator = Allocator()
+    def __init__(self, size):
+        self.token_to_kv_pool_allocator = TokenToKVPoolAllocator(size)
+
+
+def alloc_token_slots(tree_cache, num_tokens, backup_state=False):
+    """Allocate `num_tokens` slots.
+
+    Returns:
+        The slots; with `backup_state` a pair: the slots, and the state that gives them back.
+    """
+    allocator = tree_cache.token_to_kv_pool_allocator
+    state = None
+    if backup_state:
+        state = allocator.backup_state()
+
+    out_cache_loc = allocator.alloc(num_tokens)
+    if out_cache_loc is None:
+        raise RuntimeError(
+            "Out of memory. Try to lower your batch size.\nTry to allocate %d tokens.\nAvailable tokens: %d"
+            % (num_tokens, allocator.available_size())
+        )
+    return (out_cache_loc, state) if backup_state else out_cache_loc

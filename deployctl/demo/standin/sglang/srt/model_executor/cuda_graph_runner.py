@@ -1,20 +1,29 @@
-"""A graph is captured for one token width; replaying copies the inputs into its buffers."""
+"""Runs the model by replaying captured graphs: each is captured for a batch size and a fixed token width."""
 
-from sglang.srt.utils import Tensor
+from sglang.srt.tensors import zeros
 
 
 class CudaGraphRunner:
-    def __init__(self, num_tokens_per_bs, max_bs=256):
-        self.num_tokens_per_bs = num_tokens_per_bs
-        self.input_ids = Tensor([0] * (max_bs * num_tokens_per_bs))
+    """Graphs whose token width per request is fixed at capture."""
 
-    def can_run(self, batch):
-        return len(batch.reqs) <= 256
+    def __init__(self, model_runner, speculative_num_draft_tokens=None):
+        self.model_runner = model_runner
+        self.capture_bs = [1, 2, 4, 8, 12, 16, 24, 32, 40, 48]
+        self.max_bs = self.capture_bs[-1]
+        # With speculation only the verify pass is captured: every request brings its whole tree.
+        self.num_tokens_per_bs = speculative_num_draft_tokens or 1
+        self.input_ids = zeros(self.max_bs * self.num_tokens_per_bs)
 
-    def replay_prepare(self, batch):
-        raw_num_token = len(batch.reqs) * self.num_tokens_per_bs
-        self.input_ids[:raw_num_token].copy_(batch.input_ids)
+    def can_run(self, forward_batch):
+        return forward_batch.batch_size() <= self.max_bs
 
-    def replay(self, batch):
-        self.replay_prepare(batch)
-        return [req.next_word() for req in batch.reqs]
+    def replay_prepare(self, forward_batch):
+        raw_bs = forward_batch.batch_size()
+        raw_num_token = raw_bs * self.num_tokens_per_bs
+        # Common inputs
+        self.input_ids[:raw_num_token].copy_(forward_batch.input_ids)
+        return raw_num_token
+
+    def replay(self, forward_batch):
+        raw_num_token = self.replay_prepare(forward_batch)
+        return self.model_runner.compute(forward_batch, self.input_ids[:raw_num_token])

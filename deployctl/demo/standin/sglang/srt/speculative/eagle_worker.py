@@ -1,60 +1,87 @@
-"""EAGLE on the v1 scheduler: draft a tree, verify it with the target, keep what was accepted."""
+"""EAGLE: a small model drafts a tree of tokens, the target model verifies it in one pass."""
 
-from sglang.srt.mem_cache.common import TreeCache, alloc_token_slots
-from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
-from sglang.srt.utils import Tensor
+from sglang.srt.managers.schedule_batch import GenerationBatchResult
+from sglang.srt.mem_cache.common import alloc_token_slots
+from sglang.srt.tensors import Tensor, cat
 
 
 class EagleVerifyInput:
-    """The drafted tree: `draft_token_num` nodes a request."""
+    """The tree to verify: `draft_token_num` nodes a request, the root first."""
 
-    def __init__(self, draft_token, draft_token_num):
+    def __init__(self, draft_token, spec_steps, topk, draft_token_num):
         self.draft_token = draft_token
+        self.spec_steps = spec_steps
+        self.topk = topk
         self.draft_token_num = draft_token_num
 
 
 class EAGLEWorker:
-    def __init__(self, server_args):
+    """Draft, verify, and keep the draft model in step."""
+
+    def __init__(self, server_args, target_worker):
+        # Parse arguments
         self.server_args = server_args
         self.topk = server_args.speculative_eagle_topk
         self.speculative_num_steps = server_args.speculative_num_steps
         self.speculative_num_draft_tokens = server_args.speculative_num_draft_tokens
-        self.tree_cache = TreeCache()
-        self.graph_runner = CudaGraphRunner(self.speculative_num_draft_tokens)
+        self.target_worker = target_worker
 
     def forward_batch_generation(self, batch):
+        """Run one step; the forward mode decides which.
+
+        Returns:
+            GenerationBatchResult with the accepted tokens of each request.
+        """
         if batch.forward_mode == "extend":
-            return self.forward_target_extend(batch)
+            rows = self.forward_target_extend(batch)
+            result = GenerationBatchResult([row[:1] for row in rows])
+            self.forward_draft_extend(batch, result.next_token_ids)
+            return result
         else:
             spec_info = self.draft(batch)
-            words, accept_lengths = self.verify(batch, spec_info)
-            self.forward_draft_extend_after_decode(batch)
-            return words, accept_lengths
+            result = self.verify(batch, spec_info)
+            self.forward_draft_extend_after_decode(batch, result.next_token_ids)
+            return result
 
     def forward_target_extend(self, batch):
-        # What the draft model saw last stays on the batch: one draft and the bonus token.
-        batch.input_ids = Tensor([1, 2])
-        return [req.next_word() for req in batch.reqs], [1] * len(batch.reqs)
+        """Prefill with the target model."""
+        return self.target_worker.forward_batch_generation(batch)
 
     def draft(self, batch):
-        num_tokens = len(batch.reqs) * self.speculative_num_steps * self.topk
-        out_cache_loc, state = alloc_token_slots(self.tree_cache, num_tokens, backup_state=True)
-        self.tree_cache.token_to_kv_pool_allocator.restore_state(state)
-        nodes = len(batch.reqs) * self.speculative_num_draft_tokens
-        return EagleVerifyInput(Tensor([7] * nodes), self.speculative_num_draft_tokens)
+        """Draft a tree for each request; the slots are only borrowed.
+
+        Returns:
+            EagleVerifyInput.
+        """
+        num_seqs = batch.batch_size()
+        out_cache_loc, token_to_kv_pool_state_backup = alloc_token_slots(
+            batch.tree_cache, num_seqs * self.speculative_num_steps * self.topk, backup_state=True
+        )
+        batch.out_cache_loc = out_cache_loc
+        trees = []
+        for req in batch.reqs:
+            root = req.last_token()
+            trees.append(Tensor([root + node for node in range(self.speculative_num_draft_tokens)]))
+        batch.tree_cache.token_to_kv_pool_allocator.restore_state(token_to_kv_pool_state_backup)
+        return EagleVerifyInput(cat(trees), self.speculative_num_steps, self.topk, self.speculative_num_draft_tokens)
 
     def verify(self, batch, spec_info):
+        """Check the trees with the target model in one pass; the root's own successor is always accepted."""
         batch.spec_info = spec_info
         batch.input_ids = spec_info.draft_token
-        self.run_target(batch)
-        accepted = [1 + (position % 3) for position in range(len(batch.reqs))]
-        return [
-            [req.next_word() for _ in range(count)] for req, count in zip(batch.reqs, accepted)
-        ], accepted
+        batch.out_cache_loc = alloc_token_slots(batch.tree_cache, batch.batch_size() * spec_info.draft_token_num)
+        rows = self.target_worker.forward_batch_generation(batch)
+        # The draft model of the stand-in is right once, then wrong.
+        accept_length = 2 if spec_info.spec_steps else 1
+        batch.tree_cache.token_to_kv_pool_allocator.free(batch.out_cache_loc)
+        return GenerationBatchResult([row[:accept_length] for row in rows])
 
-    def run_target(self, batch):
-        return self.graph_runner.replay_prepare(batch)
+    def forward_draft_extend(self, batch, next_token_ids):
+        """After prefill: the draft model reads each prompt's end and the first new token."""
+        for req, tokens in zip(batch.reqs, next_token_ids):
+            batch.input_ids = Tensor([req.last_token()] + tokens)
 
-    def forward_draft_extend_after_decode(self, batch):
-        # The accepted tokens of the newest request: ragged, and left on the batch.
-        batch.input_ids = Tensor([1, 2])
+    def forward_draft_extend_after_decode(self, batch, next_token_ids):
+        """The draft model reads the accepted tokens, a request at a time; the last ones stay in `batch.input_ids`."""
+        for tokens in next_token_ids:
+            batch.input_ids = Tensor(tokens)
