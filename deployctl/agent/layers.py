@@ -86,8 +86,9 @@ class Builder:
     def _diff(self, patch, content):
         started = _begin_step(self._context, "stage")
         allowed = patch["metadata"]["targets"]
-        for file_patch in unified.parse(content):
-            path = unified.target_path(file_patch, self._site.package.name, lambda name: name in self.entries)
+        files = unified.parse(content)
+        paths = unified.target_paths(files, self._site.package.name, self.entries.__contains__)
+        for file_patch, path in zip(files, paths):
             if allowed is not None and not _declared(path, allowed):
                 raise _undeclared(patch, [path])
             old = self.content(self.entries[path].sha) if path in self.entries else None
@@ -95,7 +96,7 @@ class Builder:
             if new is None:
                 del self.entries[path]
                 continue
-            mode = self.entries[path].mode if path in self.entries else 0o644
+            mode = self.entries[path].mode if path in self.entries else file_patch.mode or 0o644
             self.entries[path] = tree.Entry(self._keep(new), mode)
         _end_step(self._context, "stage", started)
 

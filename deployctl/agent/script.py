@@ -1,7 +1,8 @@
 """Runs a program of the user on the host: bounded in time and output, ended with its whole process group."""
 
+import codecs
 import os
-import select
+import selectors
 import signal
 import subprocess
 import time
@@ -10,7 +11,10 @@ from .failure import Cancelled, Failure
 
 EVENT_BYTES = 200 * 1024
 TAIL_BYTES = 16 * 1024
+# How late a cancel or a deadline may be noticed; output and the program's end are noticed at once.
+_TICK_S = 0.05
 _TERM_GRACE_S = 3.0
+_KILL_PATIENCE_S = 10.0
 _DRAIN_S = 0.5
 
 
@@ -27,66 +31,134 @@ def run(context, argv, cwd, env, timeout_s, label):
         (status, tail): exit status (negative: the number of the signal that ended it), last 16 KiB of its output.
 
     Raises:
-        Failure: It could not be started (kind `cannot-run`) or ran past its deadline (kind `timeout`).
+        Failure: It could not be started (kind `cannot-run`), ran past its deadline (`timeout`), or survived SIGKILL
+            (`will-not-end`).
         Cancelled: The client asked to stop or went away.
     """
-    read_end, write_end = os.pipe()
+    output = Output(context.wire)
+    process = start(argv, cwd, env, label)
     try:
-        process = subprocess.Popen(
-            argv,
-            cwd=cwd,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=write_end,
-            stderr=write_end,
-            start_new_session=True,
-        )
-    except OSError as error:
-        os.close(read_end)
-        raise Failure(
-            "%s could not be started: %s: %s" % (label, argv[0], error.strerror), kind="cannot-run"
-        ) from error
+        follow(context, process, {process.stdout.fileno(): output.feed}, timeout_s, label)
+    except Failure as failure:
+        failure.fields.setdefault("output", output.tail())
+        raise
     finally:
-        os.close(write_end)
-    output = _Output(context.wire, read_end)
-    end = time.monotonic() + timeout_s
-    try:
-        while process.poll() is None:
-            output.pump(0.05)
-            if context.wire.cancelled.is_set():
-                raise Cancelled("%s was cancelled" % label, output=output.tail())
-            if time.monotonic() > end:
-                raise Failure(
-                    "%s did not end within %g s" % (label, timeout_s),
-                    kind="timeout",
-                    hint="look for a wait in it, or raise the timeout where it is set",
-                    output=output.tail(),
-                )
-        # A child that left a background process behind holds the pipe open: take what is there, do not wait for more.
-        drained_by = time.monotonic() + _DRAIN_S
-        while not output.ended and time.monotonic() < drained_by:
-            if not output.pump(0.01):
-                break
-    finally:
-        end_group(process)
+        process.stdout.close()
         output.close()
     return process.returncode, output.tail()
 
 
+def start(argv, cwd, env, label, pass_fds=()):
+    """Start a program in its own session, stdin empty, stdout and stderr in one pipe (`process.stdout`).
+
+    Raises:
+        Failure: It could not be started (kind `cannot-run`).
+    """
+    try:
+        return subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=pass_fds,
+            bufsize=0,
+        )
+    except OSError as error:
+        # Popen names the directory when that is what is missing, and the program otherwise.
+        raise Failure(
+            "%s could not be started: %s: %s" % (label, error.filename or argv[0], error.strerror), kind="cannot-run"
+        ) from error
+    except ValueError as error:
+        raise Failure("%s could not be started: %s" % (label, error), kind="cannot-run") from error
+
+
+def follow(context, process, sinks, timeout_s, label, done=lambda: False):
+    """Feed a program's output to its readers until it ends, and leave nothing of its process group behind.
+
+    Args:
+        context: Of the operation; `wire.cancelled` ends the program.
+        process: From `start`.
+        sinks: {file descriptor to read: callable that takes bytes}.
+        timeout_s: Deadline in seconds.
+        label: How messages call it.
+        done: Callable that tells that all is known before the program has ended.
+
+    Raises:
+        Failure: Past its deadline (`timeout`), or not even SIGKILL ended it (`will-not-end`).
+        Cancelled: The client asked to stop or went away.
+    """
+    end = time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as selector:
+        for handle in sinks:
+            selector.register(handle, selectors.EVENT_READ)
+        try:
+            while process.poll() is None and not done():
+                if selector.get_map():
+                    _pump(selector, sinks, _TICK_S)
+                else:
+                    _wait(process, _TICK_S)
+                if context.wire.cancelled.is_set():
+                    raise Cancelled("%s was cancelled" % label)
+                if time.monotonic() > end:
+                    raise Failure(
+                        "%s did not end within %g s" % (label, timeout_s),
+                        kind="timeout",
+                        hint="look for a wait in it, or raise the timeout where it is set",
+                    )
+            # What the program itself wrote lies in the pipe by now. A background process that it left behind may hold
+            # the pipe open for ever: nobody waits for that.
+            drained_by = time.monotonic() + _DRAIN_S
+            while time.monotonic() < drained_by and selector.get_map() and _pump(selector, sinks, 0):
+                pass
+        finally:
+            end_group(process)
+
+
+def _pump(selector, sinks, timeout_s):
+    """Take what is there, waiting up to `timeout_s`; whether anything came."""
+    ready = selector.select(timeout_s)
+    for key, _ in ready:
+        chunk = os.read(key.fd, 65536)
+        if chunk:
+            sinks[key.fd](chunk)
+        else:
+            selector.unregister(key.fd)
+    return bool(ready)
+
+
+def _wait(process, timeout_s):
+    try:
+        process.wait(timeout_s)
+        return True
+    except subprocess.TimeoutExpired:
+        return False
+
+
 def end_group(process):
-    """End what is left of a program's process group: SIGTERM, a short grace, SIGKILL."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    """End what is left of a program's process group: SIGTERM, a short grace, SIGKILL.
+
+    Raises:
+        Failure: The program survives even SIGKILL, as one that hangs in a dead network file system does.
+    """
+    for number, patience_s in ((signal.SIGTERM, _TERM_GRACE_S), (signal.SIGKILL, _KILL_PATIENCE_S)):
         try:
             os.killpg(process.pid, number)
         except (ProcessLookupError, PermissionError):
             break
-        if number == signal.SIGTERM:
-            end = time.monotonic() + _TERM_GRACE_S
-            while process.poll() is None and time.monotonic() < end:
-                time.sleep(0.01)
-            if process.returncode is not None and not _group_lives(process.pid):
-                break
-    process.wait()
+        end = time.monotonic() + patience_s
+        _wait(process, patience_s)
+        # Its children get what is left of the grace; after SIGKILL the kernel needs no help.
+        while number == signal.SIGTERM and _group_lives(process.pid) and time.monotonic() < end:
+            time.sleep(0.01)
+    if not _wait(process, _KILL_PATIENCE_S):
+        raise Failure(
+            "process %d does not end, not even by SIGKILL" % process.pid,
+            kind="will-not-end",
+            hint="it hangs in the kernel: look at `ps -o stat,wchan -p %d` on the host" % process.pid,
+        )
 
 
 def _group_lives(group):
@@ -107,38 +179,44 @@ def describe(status):
         return "signal %d" % -status
 
 
-class _Output:
-    """Collects a pipe: events up to a bound, and the tail."""
+class Output:
+    """A program's output: events up to a bound, and the tail.
 
-    def __init__(self, wire, handle):
+    Args:
+        wire: Where the events go, or None to keep the tail alone.
+    """
+
+    def __init__(self, wire=None):
         self._wire = wire
-        self._handle = handle
         self._tail = bytearray()
-        self._sent = 0
-        self.ended = False
+        self._room = EVENT_BYTES if wire else 0
+        # A character may be cut in two between two reads.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
 
-    def pump(self, timeout_s):
-        """Take what is there, waiting up to `timeout_s`; whether anything came."""
-        if self.ended:
-            time.sleep(timeout_s)
-            return False
-        if not select.select([self._handle], [], [], timeout_s)[0]:
-            return False
-        chunk = os.read(self._handle, 65536)
-        if not chunk:
-            self.ended = True
-            return False
+    def feed(self, chunk):
+        """Take what the program printed."""
         self._tail += chunk
         del self._tail[:-TAIL_BYTES]
-        if self._sent < EVENT_BYTES:
-            self._wire.event("output", text=chunk[: EVENT_BYTES - self._sent].decode("utf-8", "backslashreplace"))
-            self._sent += len(chunk)
-            if self._sent >= EVENT_BYTES:
-                self._wire.event("output", text="\n[... more output; its end is in the result]\n")
-        return True
-
-    def tail(self):
-        return self._tail.decode("utf-8", "backslashreplace")
+        if self._room <= 0:
+            return
+        shown, full = chunk[: self._room], len(chunk) >= self._room
+        self._room -= len(chunk)
+        text = self._decoder.decode(shown, full)
+        if text:
+            self._wire.event("output", text=text)
+        if full:
+            self._wire.event("output", text="\n[... more output; its end is in the result]\n")
 
     def close(self):
-        os.close(self._handle)
+        """Show the bytes that were waiting for the rest of their character."""
+        text = self._decoder.decode(b"", True)
+        if text:
+            self._wire.event("output", text=text)
+
+    def tail(self):
+        """The last 16 KiB as text, from the first whole character on."""
+        start = 0
+        if len(self._tail) == TAIL_BYTES:
+            while start < 3 and self._tail[start] & 0xC0 == 0x80:
+                start += 1
+        return self._tail[start:].decode("utf-8", "backslashreplace")

@@ -2,90 +2,123 @@
 
 import json
 import os
-import subprocess
-import tempfile
-import time
+import re
+import warnings
 
 from . import script
-from .failure import Cancelled, Failure
+from .failure import Failure
 
 # Runs in a fresh interpreter, started as the server would be: no -I, no -S, the home directory first on the path.
-# Its findings go to a file: libraries print what they like on stdout and stderr.
+# Its findings go through a pipe of their own: libraries print what they like on stdout and stderr.
 _PROBE = r"""
-import sys, json, hashlib, importlib, traceback, os
-report, wanted = sys.argv[1], json.loads(sys.argv[2])
+import sys, os, json, hashlib, importlib, traceback
+report = os.fdopen(int(sys.argv[1]), "wb", 0)
+wanted = [json.loads(word) for word in sys.argv[2:]]
 sys.argv[:] = ["deployctl-verify"]
-done = []
-def finish(error):
-    with open(report, "w", encoding="utf-8") as out:
-        json.dump({"done": done, "error": error}, out)
-for name, path, digest in wanted:
+def say(**finding):
+    report.write(json.dumps(finding).encode("ascii") + b"\n")
+def check(name, path, digest):
     try:
         module = importlib.import_module(name)
-    except BaseException as failure:
-        if isinstance(failure, KeyboardInterrupt):
-            raise
-        finish({"module": name, "traceback": traceback.format_exc()})
-        sys.stdout.flush()
-        os._exit(3)
-    found = os.path.realpath(getattr(module, "__file__", None) or "")
+    except BaseException as error:
+        words = str(error).strip().splitlines()
+        say(failed=name, traceback=traceback.format_exc(),
+            cause=type(error).__name__ + (": " + words[0] if words else ""))
+        return False
+    spec = getattr(module, "__spec__", None)
+    origin = getattr(module, "__file__", None) or getattr(spec, "origin", None)
+    found = os.path.realpath(origin) if origin else None
     if path and found != path:
-        finish({"module": name, "found": found})
-        os._exit(4)
-    if digest:
+        say(failed=name, found=found)
+        return False
+    if path and digest:
         with open(found, "rb") as source:
-            if hashlib.sha256(source.read()).hexdigest() != digest:
-                finish({"module": name, "changed": found})
-                os._exit(5)
-    done.append([name, found])
-finish(None)
-sys.stdout.flush()
+            content = source.read()
+        if hashlib.sha256(content).hexdigest() != digest:
+            say(failed=name, changed=found)
+            return False
+        # What is on disk is the patched text; what ran may still be old bytecode that looks current.
+        cached = getattr(spec, "cached", None)
+        if cached and os.path.exists(cached) and hasattr(spec.loader, "get_code"):
+            if spec.loader.get_code(spec.name) != compile(content, origin, "exec", dont_inherit=True):
+                say(failed=name, stale=cached)
+                return False
+    return True
+for entry in wanted:
+    say(began=entry[0])
+    if not check(*entry):
+        break
+else:
+    say(ok=True)
+for stream in (sys.stdout, sys.stderr):
+    try:
+        stream.flush()
+    except Exception:
+        pass
 # Threads that an import started (progress monitors, GPU helpers) must not keep the check from ending.
 os._exit(0)
 """
 
+_FRAME = re.compile(r'^  File "(.+)", line \d+')
+_TRACEBACK_LINES = 24
+
 
 def module_name(path, package_name):
-    """The module of a file, `srt/layers/__init__.py` → `sglang.srt.layers`; None for files that are no modules."""
+    """The module of a file, `srt/layers/__init__.py` → `sglang.srt.layers`.
+
+    None for files that are no modules, and for `__main__.py`: importing it would run the program.
+    """
     if not path.endswith(".py"):
         return None
     parts = path[:-3].split("/")
+    if parts[-1] == "__main__":
+        return None
     if parts[-1] == "__init__":
         parts.pop()
     if not all(part.isidentifier() for part in parts):
         return None
-    return ".".join([package_name] + parts)
+    return ".".join([package_name, *parts])
 
 
 def compile_files(files):
-    """Compile sources without writing bytecode.
+    """Compile sources in this interpreter, which is the one that serves, without writing bytecode.
 
     Args:
         files: [(shown path, content bytes)].
 
     Raises:
-        Failure: A syntax error, with file:line, the line and a caret.
+        Failure: It does not compile (kind `compile`), with file:line, the line and a caret.
     """
     for shown, content in files:
         try:
-            compile(content, shown, "exec", dont_inherit=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a SyntaxWarning is no reason to stop, nor to print
+                compile(content, shown, "exec", dont_inherit=True)
         except SyntaxError as error:
-            text = (error.text or "").rstrip("\n")
-            pointer = " " * max((error.offset or 1) - 1, 0) + "^"
+            raise Failure(_syntax_error(shown, error), kind="compile", hint="mend the patch and push again") from error
+        except (ValueError, RecursionError, MemoryError, OverflowError) as error:
+            # NUL bytes before 3.12; expressions nested too deeply for the parser.
+            reason = str(error) or type(error).__name__
             raise Failure(
-                "%s:%s does not compile: %s\n    %s\n    %s" % (shown, error.lineno, error.msg, text, pointer),
-                kind="compile",
-                hint="mend the patch and push again",
+                "%s does not compile: %s" % (shown, reason), kind="compile", hint="mend the patch and push again"
             ) from error
-        except ValueError as error:
-            raise Failure("%s does not compile: %s" % (shown, error), kind="compile") from error
 
 
-def server_environment(context):
+def _syntax_error(shown, error):
+    # Before 3.12 the position of an error inside an f-string counts from the f-string, not from the file.
+    place = "%s:%d" % (shown, error.lineno) if error.lineno and error.filename == shown else shown
+    lines = ["%s does not compile: %s" % (place, error.msg)]
+    text = (error.text or "").rstrip("\r\n")
+    if text:
+        before = text[: max((error.offset or 1) - 1, 0)]
+        # Tabs stay tabs, so that the caret stands under its character.
+        lines += ["    " + text, "    " + re.sub(r"[^\t]", " ", before) + "^"]
+    return "\n".join(lines)
+
+
+def server_environment():
     """The environment that a server started by `launch` would have, without a profile's own variables."""
-    environment = dict(os.environ)
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    return environment
+    return dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
 
 
 def import_modules(context, wanted, timeout_s):
@@ -100,58 +133,105 @@ def import_modules(context, wanted, timeout_s):
         The module names, all imported.
 
     Raises:
-        Failure: An import failed (kind `import`), came from another file (`not-the-patched-file`), or took too long.
+        Failure: An import failed (kind `import`), came from another file (`not-the-patched-file`), ran old bytecode
+            (`stale-bytecode`), or took too long (`timeout`).
         Cancelled: The client went away or asked to stop.
     """
     if not wanted:
         return []
-    handle, report = tempfile.mkstemp(prefix="deployctl-verify-")
-    os.close(handle)
+    report, output = _Report(), script.Output()
+    read_end, write_end = os.pipe()
     try:
-        argv = [context.python, "-c", _PROBE, report, json.dumps([list(entry) for entry in wanted])]
-        status, tail = _run_quietly(context, argv, timeout_s)
         try:
-            with open(report, encoding="utf-8") as source:
-                outcome = json.load(source)
-        except ValueError:
-            outcome = None
+            argv = [context.python, "-c", _PROBE, str(write_end)] + [json.dumps(list(entry)) for entry in wanted]
+            process = script.start(
+                argv, os.path.expanduser("~"), server_environment(), "the import check", pass_fds=(write_end,)
+            )
+        finally:
+            os.close(write_end)
+        try:
+            sinks = {process.stdout.fileno(): output.feed, read_end: report.feed}
+            script.follow(context, process, sinks, timeout_s, "the import check", lambda: report.last is not None)
+        except Failure as failure:
+            if failure.kind == "timeout":
+                failure.message = "import %s did not end within %g s" % (report.began or "of the modules", timeout_s)
+                failure.hint = "raise verify_timeout in the metadata of the patch, or name other modules in `verify`"
+            failure.fields.setdefault("output", output.tail())
+            raise
+        finally:
+            process.stdout.close()
     finally:
-        os.unlink(report)
-    names = ", ".join(entry[0] for entry in wanted)
-    if outcome is None:
+        os.close(read_end)
+    if report.last is None:
         raise Failure(
-            "the import check of %s ended with %s before it could report\n%s" % (names, script.describe(status), tail),
+            "import %s ended the interpreter with %s\n%s"
+            % (report.began or wanted[0][0], script.describe(process.returncode), _end_of(output.tail())),
             kind="import",
-            hint="run the import by hand on the host",
+            hint="run the import by hand on the host: %s -c 'import %s'"
+            % (context.python, report.began or wanted[0][0]),
         )
-    error = outcome["error"]
-    if error is None:
-        return [name for name, _ in outcome["done"]]
-    if "traceback" in error:
-        lines = _own_frames(error["traceback"].rstrip().splitlines())
-        raise Failure(
-            "import %s failed: %s\n%s" % (error["module"], lines[-1], "\n".join(lines[-16:])),
+    if not report.last.get("ok"):
+        raise _failure(report.last, {module: path for module, path, _ in wanted})
+    return [entry[0] for entry in wanted]
+
+
+class _Report:
+    """What the probe has said so far: the module it is at, and its last word."""
+
+    def __init__(self):
+        self._rest = b""
+        self.began = None
+        self.last = None
+
+    def feed(self, chunk):
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            finding = json.loads(line.decode("ascii"))
+            if "began" in finding:
+                self.began = finding["began"]
+            else:
+                self.last = finding
+
+
+def _failure(finding, paths):
+    module = finding["failed"]
+    if "traceback" in finding:
+        lines = _for_reader(finding["traceback"].rstrip().splitlines(), {path for path in paths.values() if path})
+        return Failure(
+            "import %s failed: %s\n%s" % (module, finding["cause"], "\n".join(lines[-_TRACEBACK_LINES:])),
             kind="import",
             hint="mend the patch and push again; `verify` in its metadata says which modules are imported",
         )
-    if "found" in error:
-        path = next(entry[1] for entry in wanted if entry[0] == error["module"])
-        raise Failure(
-            "%s was imported from %s, not from the patched %s" % (error["module"], error["found"] or "nowhere", path),
+    if "found" in finding:
+        found = finding["found"] or "no file (a folder without __init__.py)"
+        return Failure(
+            "%s was imported from %s, not from the patched %s" % (module, found, paths[module]),
             kind="not-the-patched-file",
-            hint="another copy of the package shadows it for this interpreter: look at PYTHONPATH and the home directory",
+            hint="another copy shadows it for this interpreter: look at PYTHONPATH and the home directory",
         )
-    raise Failure("%s changed while it was being checked" % error["changed"], kind="changed-meanwhile")
+    if "stale" in finding:
+        return Failure(
+            "%s runs old bytecode from %s, not its patched source" % (module, finding["stale"]),
+            kind="stale-bytecode",
+            hint="remove that file on the host and push again: rm '%s'" % finding["stale"],
+        )
+    return Failure("%s changed while it was being checked" % finding["changed"], kind="changed-meanwhile")
 
 
-def _own_frames(lines):
-    """A traceback without the import machinery's frames: what is left is where the reader must look."""
+def _for_reader(lines, patched):
+    """A traceback without the frames of the import machinery and of the probe, the patched files marked."""
     kept, skipping = [], False
     for line in lines:
-        if line.startswith("  File "):
-            skipping = line.startswith(('  File "<frozen importlib', '  File "<string>"')) or (
-                os.sep + "importlib" + os.sep + "__init__.py" in line
+        frame = _FRAME.match(line)
+        if frame:
+            path = frame.group(1)
+            skipping = (
+                path == "<string>"
+                or path.startswith("<frozen importlib")
+                or path.endswith(os.path.join("importlib", "__init__.py"))
             )
+            if os.path.realpath(path) in patched:
+                line += "   <-- patched file"  # noqa: PLW2901 - the line as it is shown
         elif not line.startswith("    "):
             skipping = False
         if not skipping:
@@ -159,34 +239,5 @@ def _own_frames(lines):
     return kept
 
 
-def _run_quietly(context, argv, timeout_s):
-    """Like script.run, without output events: an engine's import warnings are nobody's concern when it works."""
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            argv,
-            cwd=os.path.expanduser("~"),
-            env=server_environment(context),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-        end = time.monotonic() + timeout_s
-        pause = 0.002
-        try:
-            while process.poll() is None:
-                if context.wire.cancelled.is_set():
-                    raise Cancelled("the import check was cancelled")
-                if time.monotonic() > end:
-                    raise Failure(
-                        "the import check did not end within %g s" % timeout_s,
-                        kind="timeout",
-                        hint="raise verify_timeout in the metadata of the patch, or name fewer modules in `verify`",
-                    )
-                time.sleep(pause)
-                pause = min(pause * 1.5, 0.05)
-        finally:
-            script.end_group(process)
-        size = output.seek(0, os.SEEK_END)
-        output.seek(max(0, size - 4096))
-        return process.returncode, output.read().decode("utf-8", "backslashreplace")
+def _end_of(text, most=12):
+    return "\n".join("  | " + line for line in text.rstrip().splitlines()[-most:])
