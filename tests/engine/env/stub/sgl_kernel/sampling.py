@@ -1,3 +1,0 @@
-"""See the package."""
-
-from sgl_kernel import __getattr__  # noqa: F401
