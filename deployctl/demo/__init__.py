@@ -1,1 +1,1 @@
-"""The whole story on this machine: an embedded SSH host, a stand-in engine, and patches that fail and one that works."""
+"""The story on this machine: an embedded SSH host, a stand-in engine, patches that fail and one that works."""
