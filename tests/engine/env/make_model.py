@@ -91,7 +91,7 @@ def make_model(seed: int) -> LlamaForCausalLM:
 def check(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
     """Greedy answers to a few prompts.
 
-    Raises SystemExit when one ends early or lacks variety at its start or its end: another seed or scale is needed then.
+    Raises SystemExit when one ends early or lacks variety at its start or end: take another seed or scale then.
     """
     answers = {}
     for prompt in PROMPTS:

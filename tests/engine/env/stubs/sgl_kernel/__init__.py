@@ -48,7 +48,6 @@ class _Submodules(MetaPathFinder, Loader):
 
     def create_module(self, spec):
         """The import system's own kind of module."""
-        return None
 
     def exec_module(self, module):
         """Give the module its missing attributes."""
