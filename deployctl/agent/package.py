@@ -5,12 +5,11 @@ editable installs.
 """
 
 import base64
+import binascii
 import collections
 import csv
 import hashlib
-import importlib.machinery
 import importlib.util
-import json
 import os
 import re
 import subprocess
@@ -21,186 +20,311 @@ from .failure import Failure
 Package = collections.namedtuple("Package", "name directory version kind record git_root fingerprint warnings")
 Package.__doc__ = """The installed package.
 
-name: import name. directory: real path of its folder. version: from its dist-info ("0+unknown" without one).
-kind: wheel, editable, source (a git work tree) or plain. record: {relative path: sha256 hex} or None.
-git_root: work tree or None. fingerprint: changes when the package is installed anew. warnings: texts for the user.
+name: import name. directory: real path of its folder. version: from its metadata ("0+unknown" without any).
+kind: wheel, editable, source (a git work tree) or plain. git_root: work tree or None.
+record: {relative path: sha256 hex, or None where the RECORD has no such hash}, or None without a RECORD.
+fingerprint: changes when the package is installed anew. warnings: texts for the user.
 """
 
+_Distribution = collections.namedtuple("_Distribution", "at version record raw")
+_Distribution.__doc__ = (
+    """A distribution's metadata folder, its version, the RECORD's rows for the package, and whole."""
+)
+
 _GIT_DEADLINE_S = 30
+_UNKNOWN_VERSION = "0+unknown"
 
 
 def locate(context):
     """Find the package of `context.host`.
 
     Raises:
-        Failure: Not installed, shadowed by a namespace folder, inside a zip file, or not a package.
+        Failure: Not installed, shadowed by a folder of its name, inside a zip file, or not a package.
     """
     name = context.host.get("package") or "sglang"
     home = os.path.expanduser("~")
-    search = [home] + [entry for entry in context.server_path if entry]
-    spec = _find(name, search)
-    warnings = []
+    search = [entry for entry in context.server_path if entry]
+    if not getattr(sys.flags, "safe_path", False):
+        search.insert(0, home)  # `python -m` puts the directory it is started in first
+    spec, reason = _find(name, search)
     if spec is None:
         raise Failure(
-            "package %s is not installed for %s" % (name, context.python),
+            "package %s is not installed for %s%s" % (name, context.python, reason and ": " + reason),
             kind="package-missing",
             hint="set `python:` of this host to the interpreter that serves, or `package:` to what it serves",
         )
-    locations = list(spec.submodule_search_locations or [])
-    if spec.origin is None or not spec.has_location or not locations:
-        found = ", ".join(str(entry) for entry in locations) or str(spec.origin)
-        raise Failure(
-            "%s found no package %s, only a folder of that name without __init__.py: %s"
-            % (context.python, name, found),
-            kind="package-shadowed",
-            hint="move that folder away, or install the package for this interpreter",
-        )
-    directory = os.path.realpath(locations[0])
-    if not os.path.isdir(directory):
-        raise Failure("%s is not a folder (a zip import?): it cannot be patched" % locations[0], kind="package-zipped")
-    if os.path.dirname(os.path.realpath(locations[0])) == os.path.realpath(home):
-        warnings.append("%s is imported from the home directory %s, as the server would" % (name, home))
-    parent = os.path.dirname(directory)
-    dist = _distribution(name, directory, search, warnings)
-    if dist is not None and dist["record"] is not None:
+    found = _folder(context, spec, search)
+    directory = os.path.realpath(found)
+    warnings = _copies(name, directory, search)
+    distributions = _distributions(name, {os.path.dirname(directory), os.path.dirname(found)}, search)
+    owner = _owner(directory, [one for one in distributions if one.record is not None], warnings)
+    if owner is not None:
         return Package(
-            name, directory, dist["version"], "wheel", dist["record"], None, dist["fingerprint"], tuple(warnings)
+            name, directory, owner.version, "wheel", owner.record, None, _fingerprint(owner), tuple(warnings)
         )
-    git_root = _git(directory, "rev-parse", "--show-toplevel")
-    version = dist["version"] if dist else _version_file(directory)
+    pointer = distributions[0] if distributions else None
+    version = pointer.version if pointer else _version_file(directory)
+    if pointer is None:
+        warnings.append("%s is imported from %s, where no installer put it" % (name, directory))
+    if version == _UNKNOWN_VERSION:
+        warnings.append("the version of %s in %s cannot be told: it counts as %s" % (name, directory, version))
+    git_root, head = _work_tree(directory, warnings)
     if git_root:
-        head = _git(directory, "rev-parse", "HEAD") or ""
-        kind = "editable" if dist else "source"
+        kind = "editable" if pointer else "source"
         return Package(name, directory, version, kind, None, git_root, "git:" + head, tuple(warnings))
-    fingerprint = dist["fingerprint"] if dist else "plain:" + parent
+    fingerprint = _fingerprint(pointer) if pointer else "plain:" + directory
     return Package(name, directory, version, "plain", None, None, fingerprint, tuple(warnings))
 
 
+# -- where it is -----------------------------------------------------------------------------------------------------
+
+
 def _find(name, search):
-    """The spec of a top-level name as the server's interpreter finds it: its finders, over `search` as sys.path."""
-    saved = list(sys.path)
-    sys.path[:] = search
-    sys.path_importer_cache.clear()
-    try:
-        sys.modules.pop(name, None)
-        return importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
-    finally:
-        sys.path[:] = saved
+    """(spec, reason): what the server's finders say to a top-level name, over `search` as sys.path; None with a reason.
 
-
-def _distribution(name, directory, search, warnings):
-    """The dist-info that put `directory` there, as {version, record|None, fingerprint}, or None.
-
-    A RECORD that lists files of the package beside the dist-info itself makes it a wheel install; a dist-info whose
-    RECORD lists none (only a .pth or a finder) makes it an editable one.
+    The finders of editable installs are asked too; nothing is imported.
     """
-    parent = os.path.dirname(directory)
-    folder_name = os.path.basename(directory)
-    editable = None
-    candidates = []
-    for site in [parent] + [entry for entry in search if entry != parent]:
-        try:
-            entries = sorted(os.listdir(site))
-        except OSError:
-            continue  # a path entry that is not there is normal
-        for entry in entries:
-            if not entry.endswith(".dist-info"):
-                continue
-            info = os.path.join(site, entry)
-            near = re.sub(r"[-_.]+", "_", entry.split("-")[0]).lower() == name.lower()
-            if site != parent and not near:
-                continue
-            # Reading the RECORD of every distribution would cost more than all else: names that match come first.
-            candidates.append((0 if near else 1, info, site))
-    matches = []
-    for rank, info, site in sorted(candidates):
-        if rank == 1 and matches:
-            break
-        record_path = os.path.join(info, "RECORD")
-        try:
-            with open(record_path, "rb") as source:
-                raw = source.read()
-        except OSError:
-            continue
-        if site == parent and (b"\n" + folder_name.encode() + b"/") in b"\n" + raw:
-            record = _read_record(raw, folder_name)
-            fingerprint = "record:" + hashlib.sha256(raw).hexdigest()
-            matches.append(
-                {"version": _metadata_version(info), "record": record, "fingerprint": fingerprint, "at": info}
-            )
-        elif rank == 0 and editable is None:
-            fingerprint = "editable:" + hashlib.sha256(raw).hexdigest()
-            editable = {"version": _metadata_version(info), "record": None, "fingerprint": fingerprint}
-    if len(matches) > 1:
-        warnings.append("several installs claim %s: %s" % (directory, ", ".join(m["at"] for m in matches)))
-    return matches[-1] if matches else editable
+    if not name.isidentifier():
+        return None, "%r is no import name of a package" % name
+    saved_path, saved_module = list(sys.path), sys.modules.pop(name, None)
+    sys.path[:] = search
+    importlib.invalidate_caches()
+    try:
+        return importlib.util.find_spec(name), ""
+    except Exception as error:
+        return None, "%s: %s" % (type(error).__name__, error)
+    finally:
+        sys.path[:] = saved_path
+        if saved_module is not None:
+            sys.modules[name] = saved_module
 
 
-def _read_record(raw, folder_name):
-    prefix = folder_name + "/"
+def _folder(context, spec, search):
+    """The folder of a spec, as the import system names it.
+
+    Raises:
+        Failure: A namespace folder, a single module, or a zip file.
+    """
+    folders = [str(entry) for entry in spec.submodule_search_locations or []]
+    if spec.submodule_search_locations is None:
+        raise Failure(
+            "%s of %s is not a package but the module %s" % (spec.name, context.python, spec.origin),
+            kind="package-missing",
+            hint="set `package:` of this host to the import name of the engine",
+        )
+    if spec.origin is None or not spec.has_location:
+        # A regular package further down the path would have won; an editable install's finder is asked last and loses.
+        hidden = _find(spec.name, [entry for entry in search if not _holds(entry, folders)])[0]
+        hint = "install %s for %s" % (spec.name, context.python)
+        if hidden is not None and hidden.origin is not None:
+            hint = "move that folder away or rename it: it hides %s" % os.path.dirname(hidden.origin)
+        raise Failure(
+            "%s finds no package %s but only a folder of that name without __init__.py: %s"
+            % (context.python, spec.name, ", ".join(folders) or spec.origin),
+            kind="package-shadowed",
+            hint=hint,
+        )
+    if not os.path.isdir(folders[0]):
+        raise Failure(
+            "%s is imported from %s, which is not a folder (a zip file?): it cannot be patched"
+            % (spec.name, folders[0]),
+            kind="package-zipped",
+            hint="install it unpacked: pip install",
+        )
+    return folders[0]
+
+
+def _holds(entry, folders):
+    return os.path.realpath(entry) in {os.path.dirname(os.path.realpath(folder)) for folder in folders}
+
+
+def _copies(name, directory, search):
+    """Warnings about copies of the package elsewhere on the path: they are the ones that do not serve."""
+    copies = []
+    for entry in search:
+        other = os.path.realpath(os.path.join(entry, name))
+        if other != directory and other not in copies and os.path.isfile(os.path.join(other, "__init__.py")):
+            copies.append(other)
+    return ["%s is also in %s, but %s is the one that is imported" % (name, other, directory) for other in copies]
+
+
+# -- which installation put it there ---------------------------------------------------------------------------------
+
+
+def _distributions(name, sites, search):
+    """The distributions that concern the package: those whose RECORD lists files of it beside them, then those of its
+    name that only point to it (editable installs, or without a RECORD).
+
+    Args:
+        name: Import name.
+        sites: The folders that the package may be listed from: real and as on the path.
+        search: The server's path.
+    """
+    named, others = [], []
+    for site in sorted(sites) + [entry for entry in search if entry not in sites]:
+        for entry in _listdir(site):
+            if not entry.endswith((".dist-info", ".egg-info")):
+                continue
+            stem = entry[: -len(".dist-info")].split("-")[0]
+            if re.sub(r"[-_.]+", "_", stem).lower() == name.lower():
+                named.append((os.path.join(site, entry), site in sites))
+            elif site in sites and entry.endswith(".dist-info"):
+                others.append((os.path.join(site, entry), True))
+    # The RECORDs of all distributions take long to read: only where no name fits (the package of another project).
+    found = [_distribution(name, *pair) for pair in named]
+    if not found:
+        found = [one for one in (_distribution(name, *pair) for pair in others) if one and one.record]
+    return sorted((one for one in found if one), key=lambda one: one.record is None)
+
+
+def _distribution(name, at, beside):
+    """The distribution of a metadata folder; None where its RECORD lists another copy of the package, beside itself."""
+    raw = _read(os.path.join(at, "RECORD"))
+    record = _read_record(raw, name)
+    if record and not beside:
+        return None
+    return _Distribution(at, _metadata_version(at), record or None, raw)
+
+
+def _listdir(folder):
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []  # an entry of the path that is not there, or a zip file, is normal
+
+
+def _read(path):
+    try:
+        with open(path, "rb") as source:
+            return source.read()
+    except OSError:
+        return b""
+
+
+def _read_record(raw, name):
+    """The rows of a RECORD that lie in the package."""
+    prefix = name + "/"
     record = {}
-    for row in csv.reader(raw.decode("utf-8", "surrogateescape").splitlines()):
-        if len(row) >= 2 and row[0].startswith(prefix) and row[1].startswith("sha256="):
-            encoded = row[1][len("sha256=") :]
-            digest = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
-            record[row[0][len(prefix) :]] = digest.hex()
+    if (b"\n" + prefix.encode()) not in b"\n" + raw.replace(b'"', b""):
+        return record
+    for row in csv.reader(raw.decode("utf-8", "surrogateescape").replace("\r", "").split("\n")):
+        if len(row) >= 2 and row[0].startswith(prefix):
+            record[row[0][len(prefix) :]] = _sha256(row[1])
     return record
 
 
-def _metadata_version(info):
+def _sha256(word):
+    algorithm, _, encoded = word.partition("=")
     try:
-        with open(os.path.join(info, "METADATA"), encoding="utf-8", errors="replace") as source:
-            for line in source:
-                if line.lower().startswith("version:"):
-                    return line.split(":", 1)[1].strip()
-                if not line.strip():
-                    break
-    except OSError:
-        pass  # a damaged dist-info still names its version in the folder's name
-    return os.path.basename(info)[: -len(".dist-info")].partition("-")[2] or "0+unknown"
+        digest = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+    except (binascii.Error, ValueError):
+        return None
+    return digest.hex() if algorithm == "sha256" and len(digest) == 32 else None
+
+
+def _owner(directory, listing, warnings):
+    """The distribution that installed `directory`, of those that list files of it.
+
+    Leftovers of an unclean upgrade list the same files: the one that fits what is there is taken, and the user told.
+    Other projects that put files into the package (plug-ins) add to its record.
+    """
+    owners = [one for one in listing if "__init__.py" in one.record] or listing
+    if not owners:
+        return None
+    owner = max(owners, key=lambda one: (_fit(directory, one.record), one.at))
+    if len(owners) > 1:
+        warnings.append(
+            "several installs claim %s: %s; %s fits its files best"
+            % (directory, ", ".join(one.at for one in owners), os.path.basename(owner.at))
+        )
+    return owner
+
+
+def _fit(directory, record):
+    """How many of a few recorded files are there as recorded; the version's own files first."""
+    paths = sorted(record, key=lambda path: (not path.endswith("version.py"), path.count("/"), path))[:40]
+    return sum(hashlib.sha256(_read(os.path.join(directory, path))).hexdigest() == record[path] for path in paths)
+
+
+def _fingerprint(distribution):
+    """Changes with every installation, also of the same version again: pip writes the RECORD anew each time."""
+    path = os.path.join(distribution.at, "RECORD")
+    written = os.stat(path).st_mtime_ns if os.path.exists(path) else 0
+    return "record:%s:%s:%d" % (distribution.version, hashlib.sha256(distribution.raw).hexdigest(), written)
+
+
+def _metadata_version(at):
+    for name in ("METADATA", "PKG-INFO"):
+        for line in _read(os.path.join(at, name)).decode("utf-8", "replace").splitlines():
+            if line.lower().startswith("version:"):
+                return line.split(":", 1)[1].strip()
+            if not line:
+                break  # the headers end here
+    # A damaged one still has its version in the folder's name.
+    return os.path.basename(at)[: -len(".dist-info")].partition("-")[2] or _UNKNOWN_VERSION
 
 
 def _version_file(directory):
     for name in ("version.py", "_version.py", "__init__.py"):
-        try:
-            with open(os.path.join(directory, name), encoding="utf-8", errors="replace") as source:
-                match = re.search(
-                    r"^(?:__version__|version)\s*=\s*[\"']([^\"']+)[\"']", source.read(65536), re.MULTILINE
-                )
-        except OSError:
-            continue
+        text = _read(os.path.join(directory, name))[:65536].decode("utf-8", "replace")
+        match = re.search(r"^(?:__version__|version)\b[^=\n]*=\s*[\"']([^\"']+)[\"']", text, re.MULTILINE)
         if match:
             return match.group(1)
-    return "0+unknown"
+    return _UNKNOWN_VERSION
+
+
+# -- git -------------------------------------------------------------------------------------------------------------
+
+
+def _work_tree(directory, warnings):
+    """(root, HEAD) of the git work tree that tracks the package, or (None, "").
+
+    A package that merely lies below one (a virtual environment in a home directory under git) is not tracked by it.
+    """
+    folder = directory
+    while not os.path.exists(os.path.join(folder, ".git")):
+        if folder == os.path.dirname(folder):
+            return None, ""
+        folder = os.path.dirname(folder)
+    status, output, complaint = _git(directory, "rev-parse", "--show-toplevel", "HEAD")
+    if status == 0:
+        root, head = output.decode("utf-8", "surrogateescape").rstrip("\n").rsplit("\n", 1)
+        tracked = _git(directory, "ls-files", "-z", "--", "__init__.py")[1]
+        return (root, head) if tracked else (None, "")
+    warnings.append(
+        "git cannot read the work tree %s (%s): edits made before the first push are not noticed" % (folder, complaint)
+    )
+    return None, ""
 
 
 def _git(directory, *words):
-    """Output of a git command in `directory`, or None where there is no git or no work tree.
+    """(status, stdout bytes, complaint) of a reading git command in `directory`; status None where it could not run.
 
-    `safe.directory=*` because root often works on a user's tree; only reading commands are run.
+    `safe.directory=*` because root often works on a user's tree, whose code it runs anyway.
     """
-    output = _git_bytes(directory, *words)
-    return output.decode("utf-8", "surrogateescape").strip() if output is not None else None
-
-
-def _git_bytes(directory, *words):
-    environment = dict(os.environ, GIT_OPTIONAL_LOCKS="0", LC_ALL="C", GIT_CONFIG_COUNT="1")
+    # A hook's GIT_DIR and the like would lead to another repository.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    environment.update(GIT_OPTIONAL_LOCKS="0", LC_ALL="C", GIT_CONFIG_COUNT="1")
     environment.update(GIT_CONFIG_KEY_0="safe.directory", GIT_CONFIG_VALUE_0="*")
     try:
         done = subprocess.run(
-            ["git", "-C", directory] + list(words),
+            ["git", "-C", directory, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             timeout=_GIT_DEADLINE_S,
             check=False,
             env=environment,
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    except OSError as error:
+        return None, b"", "git: %s" % error.strerror
+    except subprocess.TimeoutExpired:
+        return None, b"", "git did not end within %d s" % _GIT_DEADLINE_S
+    complaint = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    return done.returncode, done.stdout, complaint[0] if complaint else "exit status %d" % done.returncode
+
+
+# -- what differs ----------------------------------------------------------------------------------------------------
 
 
 def differing_from_origin(package, hashes):
@@ -209,15 +333,42 @@ def differing_from_origin(package, hashes):
     Args:
         package: What `locate` found.
         hashes: {relative path: sha256 hex} of every file found, bytecode left out.
+
+    Raises:
+        Failure: git cannot say (kind `git`).
     """
     if package.record is not None:
-        wanted = {path: digest for path, digest in package.record.items() if not is_bytecode(path)}
-        return sorted(path for path in set(wanted) | set(hashes) if wanted.get(path) != hashes.get(path))
+        return _from_record(package, hashes)
     if package.git_root is not None:
-        listing = _git_bytes(package.directory, "status", "--porcelain", "-z", "--no-renames", "-uall", "--", ".")
-        if listing is not None:
-            return _from_status(listing, package)
+        status, listing, complaint = _git(
+            package.directory, "status", "--porcelain", "-z", "--no-renames", "-uall", "--", "."
+        )
+        if status != 0:
+            raise Failure(
+                "git cannot compare %s with HEAD: %s" % (package.directory, complaint),
+                kind="git",
+                hint="run git status there on the host",
+            )
+        return _from_status(listing, package)
     return []
+
+
+def _from_record(package, hashes):
+    wanted = {path: digest for path, digest in package.record.items() if not is_bytecode(path)}
+    differing = {
+        path
+        for path in set(wanted) | set(hashes)
+        if path not in wanted or path not in hashes or (wanted[path] is not None and wanted[path] != hashes[path])
+    }
+    extra = {path for path in differing if path not in wanted}
+    if extra:
+        # Plug-ins are other projects that put files into the package: what their RECORD lists is as it came, too.
+        site = os.path.dirname(package.directory)
+        for entry in _listdir(site):
+            if entry.endswith(".dist-info"):
+                listed = _read_record(_read(os.path.join(site, entry, "RECORD")), os.path.basename(package.directory))
+                differing -= {path for path in extra if path in listed and listed[path] in (None, hashes[path])}
+    return sorted(differing)
 
 
 def _from_status(listing, package):
@@ -228,24 +379,9 @@ def _from_status(listing, package):
         path = entry[3:].decode("utf-8", "surrogateescape")
         if path.startswith(prefix) and not is_bytecode(path):
             paths.append(path[len(prefix) :])
-    return sorted(paths)
+    return sorted(path for path in paths if path)
 
 
 def is_bytecode(path):
     """Whether a relative path is compiled bytecode, which comes and goes."""
     return path.endswith((".pyc", ".pyo")) or "__pycache__" in path.split("/")
-
-
-def as_json(package):
-    """The package for a result: everything but the hashes."""
-    return json.loads(
-        json.dumps(
-            {
-                "name": package.name,
-                "directory": package.directory,
-                "version": package.version,
-                "kind": package.kind,
-                "fingerprint": package.fingerprint,
-            }
-        )
-    )

@@ -13,7 +13,7 @@ _VERSION = re.compile(
     r"(?P<post>-(?P<post_short>[0-9]+)|[-_.]?(?:post|rev|r)[-_.]?(?P<post_number>[0-9]+)?)?"
     r"(?P<dev>[-_.]?dev[-_.]?(?P<dev_number>[0-9]+)?)?"
     r"(?:\+(?P<local>[a-z0-9]+(?:[-_.][a-z0-9]+)*))?",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,
 )
 _SPECIFIER = re.compile(r"\s*(~=|===|==|!=|<=|>=|<|>)\s*(\S+?)\s*")
 _PRE = {"a": "a", "alpha": "a", "b": "b", "beta": "b", "c": "rc", "rc": "rc", "pre": "rc", "preview": "rc"}
@@ -38,29 +38,28 @@ class Version:
 
     def key(self, local=True):
         """A tuple that orders versions; without the local part when asked."""
-        release = self.release
-        while len(release) > 1 and release[-1] == 0:
-            release = release[:-1]
-        if self.pre is not None:
-            pre = (0,) + self.pre
-        elif self.post is None and self.dev is not None:
-            pre = (-1,)
-        else:
-            pre = (1,)
-        post = (-1,) if self.post is None else (0, self.post)
-        dev = (1,) if self.dev is None else (0, self.dev)
-        tail = ()
-        if local and self.local is not None:
-            tail = tuple((1, int(part), "") if part.isdigit() else (0, 0, part) for part in self.local)
-        return (self.epoch, release, pre, post, dev, (0,) if not tail else (1,) + tail)
-
-    def is_prerelease(self):
-        """Whether it is a pre-release or a development release."""
-        return self.pre is not None or self.dev is not None
+        return _key(self.epoch, self.release, self.pre, self.post, self.dev, self.local if local else None)
 
     def base(self):
-        """(epoch, release without trailing zeros)."""
-        return self.key()[:2]
+        """Epoch, release without trailing zeros, and pre-release: what a version shares with its post-releases."""
+        return self.key()[:2], self.pre
+
+
+def _key(epoch, release, pre, post, dev, local=None):
+    while len(release) > 1 and release[-1] == 0:
+        release = release[:-1]
+    if pre is not None:
+        pre_key = (0, *pre)
+    elif post is None and dev is not None:
+        pre_key = (-1,)
+    else:
+        pre_key = (1,)
+    post_key = (-1,) if post is None else (0, post)
+    dev_key = (1,) if dev is None else (0, dev)
+    local_key = (0,)
+    if local is not None:
+        local_key = (1, *[(1, int(part), "") if part.isdigit() else (0, 0, part) for part in local])
+    return (epoch, release, pre_key, post_key, dev_key, local_key)
 
 
 def satisfies(version, specifiers):
@@ -72,20 +71,43 @@ def satisfies(version, specifiers):
         Failure: Either is not of PEP 440's form (kind `bad-version`).
     """
     found = Version(version)
-    for part in specifiers.split(","):
-        if not part.strip():
-            continue
-        match = _SPECIFIER.fullmatch(part)
-        if match is None:
-            raise Failure("%r is not a version specifier" % part, kind="bad-version", exit_code=EXIT_USAGE)
-        if not _holds(found, version, match.group(1), match.group(2)):
-            return False
-    return True
+    # All are read before any is judged: nonsense is nonsense, also behind one that does not hold.
+    wanted = [_read(part) for part in specifiers.split(",") if part.strip()]
+    return all(_holds(found, version.strip(), operator, text) for operator, text in wanted)
+
+
+def _read(part):
+    """(operator, version text) of one specifier; which forms each operator takes is PEP 440's rule."""
+    match = _SPECIFIER.fullmatch(part)
+    if match is None:
+        raise _nonsense(part)
+    operator, text = match.groups()
+    if operator == "===":
+        return operator, text
+    if operator in ("==", "!=") and text.endswith(".*"):
+        if re.fullmatch(r"v?(?:[0-9]+!)?[0-9]+(?:\.[0-9]+)*", text[:-2], re.IGNORECASE | re.ASCII) is None:
+            raise _nonsense(part)
+        return operator, text
+    wanted = Version(text)
+    if wanted.local is not None and operator not in ("==", "!="):
+        raise _nonsense(part)
+    if operator == "~=" and len(wanted.release) < 2:
+        raise _nonsense(part)
+    return operator, text
+
+
+def _nonsense(part):
+    return Failure(
+        "%r is not a version specifier" % part.strip(),
+        kind="bad-version",
+        hint="write it as in PEP 440, such as >=0.5.9,<0.6 or ==0.5.*",
+        exit_code=EXIT_USAGE,
+    )
 
 
 def _holds(found, text, operator, wanted_text):
     if operator == "===":
-        return text.strip().lower() == wanted_text.lower()
+        return text.lower() == wanted_text.lower()
     if operator in ("==", "!=") and wanted_text.endswith(".*"):
         equal = _has_prefix(found, Version(wanted_text[:-2]))
         return equal if operator == "==" else not equal
@@ -94,33 +116,26 @@ def _holds(found, text, operator, wanted_text):
         equal = found.key(local=wanted.local is not None) == wanted.key()
         return equal if operator == "==" else not equal
     if operator == "~=":
-        shortened = Version("%d!%s" % (wanted.epoch, ".".join(str(part) for part in wanted.release[:-1])))
-        return found.key(local=False) >= wanted.key(local=False) and _has_prefix(found, shortened)
+        series = ".".join(str(part) for part in wanted.release[:-1])
+        return found.key(local=False) >= wanted.key() and _has_prefix(found, Version("%d!%s" % (wanted.epoch, series)))
     if operator == "<=":
         return found.key(local=False) <= wanted.key()
     if operator == ">=":
         return found.key(local=False) >= wanted.key()
+    first, pre, post, dev = (wanted.epoch, wanted.release), wanted.pre, wanted.post, wanted.dev
     if operator == "<":
-        if not found.key() < wanted.key():
-            return False
         # `<1.0` does not admit 1.0's own pre-releases unless it names one.
-        return wanted.is_prerelease() or not (found.is_prerelease() and found.base() == wanted.base())
-    if not found.key() > wanted.key():
-        return False
-    # `>1.0` admits neither 1.0.post1 nor 1.0+local unless it names a post-release.
-    if wanted.post is None and found.post is not None and found.base() == wanted.base():
-        return False
-    return not (found.local is not None and found.base() == wanted.base())
+        return found.key() < (wanted.key() if pre or dev is not None else _key(*first, pre, post, 0))
+    if dev is not None:
+        return found.key() >= _key(*first, pre, post, dev + 1)
+    if post is not None:
+        return found.key() >= _key(*first, pre, post + 1, 0)
+    # `>1.0` admits neither 1.0.post1 nor 1.0+local.
+    return found.key() > wanted.key() and found.base() != wanted.base()
 
 
 def _has_prefix(found, wanted):
-    """`==1.2.*`: same epoch and the release begins so; pre, post and dev parts of `wanted` count when written."""
-    if found.epoch != wanted.epoch:
-        return False
+    """`==1.2.*`: the same epoch, and the release begins so."""
     length = len(wanted.release)
     padded = found.release + (0,) * (length - len(found.release))
-    if padded[:length] != wanted.release:
-        return False
-    if wanted.pre is None and wanted.post is None and wanted.dev is None:
-        return True
-    return found.key(local=False) == wanted.key(local=False)
+    return found.epoch == wanted.epoch and padded[:length] == wanted.release
