@@ -21,13 +21,13 @@ _HIT = re.compile(rb"hit an exception")
 # A line after which the server does not come back.
 _TERMINAL = re.compile(
     rb"(Scheduler|Detokenizer\w*|TpModelWorker\w*|DataParallelController|TokenizerManager)[^:]{0,40} hit an exception"
-    rb"|Received sigquit from a child process|SIGQUIT received\. signum=3"
+    rb"|Received sigquit from a child process|SIGQUIT received\. signum=(3|None)"
     rb"|Subprocess \S+ \(pid=\d+\) crashed with exit code|Rank \d+ scheduler is dead"
     rb"|Initialization failed\. warmup error"
 )
 # One line that is a cause by itself, most telling first.
 _SINGLE = (
-    re.compile(rb"^\S+: error: .+"),
+    re.compile(rb"^\S+( \S+)?: error: .+"),
     re.compile(rb"\[Errno 98\].*|.*[Aa]ddress already in use.*|Port \S+ is already in use.*"),
     re.compile(rb"Not enough memory\. Please try to increase.*"),
     re.compile(rb"Capture cuda graph failed:.*"),
