@@ -6,6 +6,8 @@ attempts/<n>/exit.json     exit status or signal (written by the keeper)
 attempts/<n>/verdict.json  state, phases, ready_seconds, smoke, crash (written by whoever watched)
 """
 
+import contextlib
+import fcntl
 import os
 import time
 
@@ -14,6 +16,9 @@ from .failure import EXIT_USAGE, Failure
 
 LOADING, READY, SMOKE_FAILED, TIMEOUT = "loading", "ready", "smoke_failed", "timeout"
 CRASHED, STOPPED, UNKNOWN = "crashed", "stopped", "unknown"
+FINAL = (CRASHED, STOPPED)
+# Between its spec and its keeper's first record an attempt is loading; past this without a record it never started.
+_KEEPER_START_S = 60.0
 
 
 def numbers(state):
@@ -90,36 +95,91 @@ def is_alive(attempt):
     )
 
 
+def is_here(attempt):
+    """Whether an attempt was launched on this machine; a shared home directory shows those of others too.
+
+    Machines cloned from one image share /etc/machine-id, and containers of one image too: the node's name must fit as
+    well.
+    """
+    return attempt["machine"] == processes.machine_id() and attempt.get("node") in (None, os.uname().nodename)
+
+
+def age_s(attempt):
+    """Seconds since the launch, on a clock that nobody sets within one boot."""
+    if attempt.get("monotonic") is not None and attempt["boot_id"] == processes.boot_id():
+        return max(0.0, time.monotonic() - attempt["monotonic"])
+    return max(0.0, time.time() - attempt["at"])
+
+
 def survivors(attempt):
-    """[Process] of the attempt that live, also those that left its process group or lost their parent."""
-    return [process for process, value in processes.marked(attempt["marker"]) if value == attempt["marker"]]
+    """[Process] of the attempt that live: what carries its mark, and what the living server started or leads.
+
+    The mark is found on processes that left the group or lost their parent; the server's session and descendants are
+    found even where a child cleared its environment.
+    """
+    found = {
+        process.pid: process for process, value in processes.marked(attempt["marker"]) if value == attempt["marker"]
+    }
+    if is_alive(attempt):
+        everyone = processes.snapshot()
+        server = everyone.get(attempt["run"]["pid"])
+        if server is not None:
+            found[server.pid] = server
+            for process in processes.descendants(server.pid, everyone):
+                found[process.pid] = process
+            for process in everyone.values():
+                if process.sid == server.pid:
+                    found[process.pid] = process
+    return list(found.values())
 
 
 def state_of(attempt):
     """The attempt's state on evidence: verdict, exit record, process, boot."""
     verdict = attempt["verdict"] or {}
     said = verdict.get("state", LOADING)
-    if said in (CRASHED, STOPPED):
+    if said in FINAL:
         return said
-    if attempt["machine"] != processes.machine_id():
-        return UNKNOWN  # a home directory shared by machines: its processes cannot be seen from here
-    if attempt["exit"] is not None:
-        return CRASHED
+    if not is_here(attempt):
+        return UNKNOWN  # its processes cannot be seen from here
     if is_alive(attempt):
         return said
-    run = attempt["run"]
-    if run is None and time.time() - attempt["at"] < 60:
+    if attempt["run"] is None and attempt["exit"] is None and age_s(attempt) < _KEEPER_START_S:
         return LOADING  # its keeper is just starting
-    return CRASHED
+    return STOPPED if verdict.get("stopping") else CRASHED
+
+
+@contextlib.contextmanager
+def _only_writer(store, attempt):
+    """One writer of a verdict at a time: a watcher and a stop may both have something to say."""
+    handle = os.open(store.path("attempts", attempt["attempt"]), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks: the window is a few milliseconds
+        yield
+    finally:
+        os.close(handle)
 
 
 def set_verdict(store, attempt, /, **fields):
-    """Add to what is known of an attempt's outcome."""
-    verdict = dict(attempt["verdict"] or {})
-    verdict.update(fields)
-    verdict["at"] = time.time()
+    """Add to what is known of an attempt's outcome; what somebody else wrote meanwhile stays.
+
+    A final state (crashed, stopped) is not overwritten, neither by what a slower watcher believes nor by another end.
+    """
+    with _only_writer(store, attempt):
+        verdict = store.read_json("attempts", attempt["attempt"], "verdict.json") or {}
+        if verdict.get("state") in FINAL:
+            fields.pop("state", None)
+        verdict.update(fields)
+        verdict["at"] = time.time()
+        store.write_json(verdict, "attempts", attempt["attempt"], "verdict.json")
     attempt["verdict"] = verdict
-    store.write_json(verdict, "attempts", attempt["attempt"], "verdict.json")
+
+
+def mark_stopping(store, attempt, by):
+    """Say, before the first signal, that the end to come is meant: whoever watches must not call it a crash."""
+    set_verdict(store, attempt, stopping={"by": by, "at": time.time()}, by=by)
 
 
 def live(state):
@@ -161,7 +221,7 @@ def expectation(state, profile, most=5):
     ready, phases = [], {}
     for attempt in reversed(listing(state)):
         verdict = attempt["verdict"] or {}
-        if attempt["profile"] == profile and verdict.get("ready_seconds") is not None:
+        if attempt["profile"] == profile and verdict.get("ready_seconds") is not None and not verdict.get("late"):
             ready.append(verdict["ready_seconds"])
             for phase in verdict.get("phases") or []:
                 phases.setdefault(phase["name"], []).append(phase["seconds"])

@@ -104,7 +104,7 @@ def _gpus(context):
 
 
 def _port(port):
-    launch._check_port({"port": port["port"], "argv": port["argv"], "ready": {"url": port["url"]}})
+    launch.check_port(port["port"], port["argv"], port["engine"])
     return True, "free (%s)" % port["profile"], ""
 
 

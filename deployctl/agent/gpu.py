@@ -212,6 +212,8 @@ def clean_up(context, mode=None):
         "devices": paths,
     }
     if targets:
+        for attempt in alive.values() if mode == "all" else ():
+            attempts.mark_stopping(context.state, attempt, context.operator)
         _end(context, targets)
         for attempt in alive.values():
             if mode == "all":

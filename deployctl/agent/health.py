@@ -55,27 +55,35 @@ class Probe:
     def __init__(self, url, headers=None):
         self._url = url
         self._headers = headers
-        self._ended = threading.Event()
+        self._ended = False
+        self._wake = threading.Event()
         self.status = None
         self.healthy = threading.Event()
         threading.Thread(target=self._ask, daemon=True).start()
 
     def _ask(self):
-        while not self._ended.is_set():
+        while not self._ended:
             began = time.monotonic()
+            self._wake.clear()
             try:
-                self.status, _ = request(self._url, headers=self._headers)
-            except (OSError, http.client.HTTPException):
-                self.status = 0
-            if self.status == 200:
+                status, _ = request(self._url, headers=self._headers)
+            except (OSError, http.client.HTTPException, ValueError):
+                status = 0
+            if status == 200:
                 self.healthy.set()
             else:
                 self.healthy.clear()
-            self._ended.wait(max(0.05, INTERVAL_S - (time.monotonic() - began)))
+            self.status = status
+            self._wake.wait(max(0.05, INTERVAL_S - (time.monotonic() - began)))
+
+    def ask_now(self):
+        """Ask once without waiting for the interval."""
+        self._wake.set()
 
     def stop(self):
         """No further questions."""
-        self._ended.set()
+        self._ended = True
+        self._wake.set()
 
 
 def authorization(argv):

@@ -5,12 +5,16 @@ session and holds neither the lock nor any descriptor of the command that starte
 directly: it would outlive even the keeper. Self-contained: this file is all there is on the host.
 """
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+
+_RECORD_BYTES = 4096
+_DISK_PATIENCE_S = 3600.0
 
 
 def write_json(path, value):
@@ -21,6 +25,33 @@ def write_json(path, value):
         out.flush()
         os.fsync(out.fileno())
     os.rename(temporary, path)
+
+
+def reserve(path):
+    """Claim the disk blocks of a record that will be written later, when the disk may be full (servers write logs)."""
+    handle = os.open(path + ".new", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    os.write(handle, b" " * _RECORD_BYTES)
+    os.fsync(handle)
+    return handle
+
+
+def write_reserved(handle, path, value, patience_s=_DISK_PATIENCE_S):
+    """Write a record into its reserved blocks and rename it into place; blanks at the end are JSON too.
+
+    Copy-on-write file systems may need space even so: tried again for up to `patience_s` seconds.
+    """
+    content = json.dumps(value).encode("ascii").ljust(_RECORD_BYTES)
+    finish = time.monotonic() + patience_s
+    while True:
+        try:
+            os.pwrite(handle, content, 0)
+            os.fsync(handle)
+            os.rename(path + ".new", path)
+            return True
+        except OSError:
+            if time.monotonic() > finish:
+                return False
+            time.sleep(0.5)
 
 
 def start_of(pid):
@@ -51,63 +82,97 @@ def become_subreaper():
         pass  # not Linux: init reaps them
 
 
-def keep(folder):
-    """Start the server of an attempt directory and wait for its end."""
-    with open(os.path.join(folder, "spec.json"), encoding="utf-8") as source:
-        spec = json.load(source)
-    for name in ("SIGHUP", "SIGTERM", "SIGINT", "SIGQUIT", "SIGPIPE"):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
-    become_subreaper()
-    run = {"keeper_pid": os.getpid(), "keeper_start": start_of(os.getpid()), "boot_id": spec["boot_id"]}
-    environment = dict(os.environ)
+def outlive_signals():
+    """Nothing but SIGKILL ends the keeper before the server.
+
+    Handlers and not SIG_IGN: exec gives the server the defaults back for a handler, but would hand an ignored signal
+    on. The same for signals that the SSH session had blocked.
+    """
+    for name in ("SIGHUP", "SIGTERM", "SIGINT", "SIGQUIT", "SIGPIPE", "SIGUSR1", "SIGUSR2"):
+        signal.signal(getattr(signal, name), lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def environment_of(spec, inherited):
+    """The server's environment: what the session had, the profile's, and the mark of the attempt."""
+    environment = dict(inherited)
+    # What the server prints must be in the log when it is printed: a crash would take a buffer with it.
+    environment.setdefault("PYTHONUNBUFFERED", "1")
     environment.update(spec["env"])
     environment["DEPLOYCTL_ATTEMPT"] = spec["marker"]
-    log = os.open(spec["log"], os.O_WRONLY | os.O_APPEND)
-    started = time.time()
+    return environment
+
+
+def ending(status):
+    """exit.json of a wait status."""
+    ended = {"status": None, "signal": None, "at": time.time()}
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            ended["signal"] = signal.Signals(number).name
+        except ValueError:
+            ended["signal"] = "signal %d" % number  # a real-time signal has no name
+    else:
+        ended["status"] = os.WEXITSTATUS(status)
+    return ended
+
+
+def keep(folder):
+    """Start the server of an attempt directory and wait for its end."""
+    outlive_signals()
+    with open(os.path.join(folder, "spec.json"), encoding="utf-8") as source:
+        spec = json.load(source)
+    become_subreaper()
+    run = {"keeper_pid": os.getpid(), "keeper_start": start_of(os.getpid()), "boot_id": spec["boot_id"]}
+    run_path, exit_path = os.path.join(folder, "run.json"), os.path.join(folder, "exit.json")
+    log = None
     try:
+        record = reserve(exit_path)
+        log = os.open(spec["log"], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        started = time.time()
         server = subprocess.Popen(
             spec["argv"],
             cwd=spec["cwd"],
-            env=environment,
+            env=environment_of(spec, os.environ),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=default_signals,
         )
-    except OSError as error:
-        reason = "%s: %s" % (error.filename or spec["argv"][0], error.strerror)
-        os.write(log, ("deployctl: cannot start the server: %s\n" % reason).encode("utf-8", "replace"))
-        write_json(
-            os.path.join(folder, "exit.json"), {"status": 127, "signal": None, "at": time.time(), "reason": reason}
-        )
+    except (OSError, ValueError) as error:
+        reason = _reason(error, spec["argv"][0])
+        if log is not None:
+            os.write(log, ("deployctl: cannot start the server: %s\n" % reason).encode("utf-8", "replace"))
+        write_json(exit_path, {"status": 127, "signal": None, "at": time.time(), "reason": reason})
         run.update(pid=None, start=None, failed=reason)
-        write_json(os.path.join(folder, "run.json"), run)
+        write_json(run_path, run)
         return
     os.close(log)
     run.update(pid=server.pid, start=start_of(server.pid), pgid=server.pid, at=started)
-    write_json(os.path.join(folder, "run.json"), run)
+    write_json(run_path, run)
+    await_end(server.pid, lambda ended: write_reserved(record, exit_path, ended))
+    os.close(record)
+
+
+def _reason(error, program):
+    if not isinstance(error, OSError):
+        return "%s: %s" % (program, error)
+    name = error.filename or program
+    if error.errno == errno.ENOSPC:
+        return "no space left on %s" % name
+    return "%s: %s" % (name if isinstance(name, str) else os.fsdecode(name), error.strerror)
+
+
+def await_end(pid, record):
+    """Reap children, adopted orphans included, until the server itself has ended; then hand its end to `record`."""
     while True:
         try:
-            pid, status = os.wait()
-        except InterruptedError:
-            continue
+            ended, status = os.wait()
         except ChildProcessError:
-            break
-        if pid == server.pid:
-            ended = {"status": None, "signal": None, "at": time.time()}
-            if os.WIFSIGNALED(status):
-                ended["signal"] = signal.Signals(os.WTERMSIG(status)).name
-            else:
-                ended["status"] = os.WEXITSTATUS(status)
-            write_json(os.path.join(folder, "exit.json"), ended)
-            break
-
-
-def default_signals():
-    """The server gets the signal handling of a fresh process, not the keeper's."""
-    for name in ("SIGHUP", "SIGTERM", "SIGINT", "SIGQUIT", "SIGPIPE"):
-        signal.signal(getattr(signal, name), signal.SIG_DFL)
+            return  # somebody else reaped it: there is no status to be had
+        if ended == pid:
+            record(ending(status))
+            return
 
 
 if __name__ == "__main__":

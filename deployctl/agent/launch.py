@@ -2,87 +2,129 @@
 
 import errno
 import os
+import re
 import shutil
 import socket
 import subprocess
+import threading
 import time
-from urllib.parse import urlsplit
 
-from . import attempts, audit, gpu, lock, processes, releases, stop, watch
-from .failure import EXIT_NOT_CLEAN, EXIT_USAGE, Failure
+from . import attempts, audit, gpu, lock, processes, releases, smoke, stop, watch
+from .failure import EXIT_NOT_CLEAN, EXIT_USAGE, Cancelled, Failure
 from .state import disk_failure, write_file
 
 _START_S = 20.0
 _LEAST_FREE = 16 << 20
 _SPARE_SHM = 64 << 20
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+_EVERY_ADDRESS = "0.0.0.0"  # noqa: S104 - the address that a port is tried on, closed at once
 
 
 def launch(context):
-    """Start a profile's server detached, and unless told otherwise follow it to its verdict."""
+    """Start a profile's server detached, and unless told otherwise follow it to its verdict.
+
+    Raises:
+        Failure: Nothing was started: a twin (exit 10), a taken port (10), GPUs not clean (10), no space, a program or
+            folder that is not there.
+        Cancelled: The client asked to stop, or went away, before the server was started.
+    """
     with lock.exclusive(context):
         try:
             attempt, cleaned = _start(context)
         except Failure as failure:
             audit.record(context, failure.as_result())
             raise
-    if not context.args.get("wait", True):
-        result = watch._with_particulars({"state": attempts.LOADING}, attempt, [], None)
-        result["clean"] = cleaned
+        audit.record(
+            context, {"status": "started", "exit": 0, **{k: attempt[k] for k in ("attempt", "log_tag", "release")}}
+        )
+    if context.args.get("wait", True) or attempt["run"].get("failed"):
+        result = watch.follow(context, attempt)
         audit.record(context, result)
-        return result
-    result = watch.follow(context, attempt)
+    else:
+        result = watch.describe({"state": attempts.LOADING}, attempt, [], None)
     result["clean"] = cleaned
-    audit.record(context, result)
     return result
 
 
 def _start(context):
     args = context.args
+    python = os.path.expanduser(context.host.get("python") or context.python)
+    argv = [word.replace("{python}", python) for word in args["argv"]]
+    argv[0] = os.path.expanduser(argv[0])
+    cwd = os.path.expanduser(args.get("cwd") or "~")
+    # What can be known to fail is looked at before a server that runs is stopped for this one.
+    _check_request(args, argv, cwd)
+    _check_log_folder(context.log_dir)
     _refuse_twins(context)
+    _go_on(context)
     cleaned = None
-    if args.get("clean", "ours") != "none":
-        cleaned = gpu.clean_up(context, args.get("clean") or "ours")
-    _check_port(args)
+    if args.get("clean") != "none":
+        cleaned = gpu.clean_up(context, args.get("clean"))
+    check_port(args.get("port"), argv, args["engine"])
     gpu.remove_shm_leftovers(context)
     _check_shm(context)
+    _go_on(context)
     number = context.state.next_number("attempt")
-    spec = _spec(context, number)
-    folder = context.state.path("attempts", number)
+    spec = _spec(context, number, argv, cwd)
     spec["log"] = _open_log(context.log_dir, args["profile"], args["log_tag"])
-    context.state.write_json(spec, "attempts", number, "spec.json")
-    from . import keeper as _  # noqa: PLC0415, F401 - named here so that its text is sent along
-
-    keeper = os.path.join(folder, "keeper.py")
-    write_file(keeper, context.sources["keeper"].encode("utf-8"), 0o600)
-    subprocess.Popen(
-        [context.python, "-I", keeper, folder],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        close_fds=True,
-        cwd="/",
-    )
-    _await_start(context, number)
+    for layer in (releases.current(context.state) or {"patches": []})["patches"]:
+        reason = layer["metadata"].get("known_bad")
+        if reason:
+            context.wire.event("warning", text="%s is KNOWN BAD: %s" % (layer["ref"], reason))
+    try:
+        context.state.write_json(spec, "attempts", number, "spec.json")
+    except Failure:
+        os.unlink(spec["log"])
+        raise
+    attempt = attempts.load(context.state, number)
+    try:
+        _start_keeper(context, number)
+    except Failure as failure:
+        attempts.set_verdict(context.state, attempt, state=attempts.CRASHED, reason=failure.message)
+        raise
     attempt = attempts.load(context.state, number)
     watch.announce(context, attempt)
     return attempt, cleaned
 
 
-def _spec(context, number):
+def _go_on(context):
+    if context.wire.cancelled.is_set():
+        raise Cancelled("cancelled before the server was started", hint="nothing was launched: deployctl launch again")
+
+
+def _check_request(args, argv, cwd):
+    for what, word in (("log tag", args["log_tag"]), ("profile", args["profile"])):
+        if not _TAG.fullmatch(word):
+            raise Failure(
+                "the %s %r cannot name a log" % (what, word),
+                kind="usage",
+                hint="1-64 letters, digits, '.', '_' and '-', not beginning with '.' or '-'",
+                exit_code=EXIT_USAGE,
+            )
+    if args.get("smoke_spec"):
+        smoke.check(args["smoke_spec"])
+    if not os.path.isdir(cwd):
+        raise Failure("the working directory %s is not there" % cwd, kind="cannot-run", hint="set `cwd` of the profile")
+    path = (args.get("env") or {}).get("PATH") or os.environ.get("PATH")
+    program = argv[0] if os.path.isabs(argv[0]) or os.sep not in argv[0] else os.path.join(cwd, argv[0])
+    if shutil.which(program, path=path) is None:
+        raise Failure(
+            "%s is not there, or not executable" % argv[0],
+            kind="cannot-run",
+            hint="set `python` of the host, or `command` of the profile, in hosts.yaml",
+        )
+
+
+def _spec(context, number, argv, cwd):
     args = context.args
     release = releases.current(context.state)
-    python = os.path.expanduser(context.host.get("python") or context.python)
-    argv = [word.replace("{python}", python) for word in args["argv"]]
-    if argv[0].startswith("~/"):
-        argv[0] = os.path.expanduser(argv[0])
     return {
         "attempt": number,
         "log_tag": args["log_tag"],
         "profile": args["profile"],
         "argv": argv,
         "env": args.get("env") or {},
-        "cwd": os.path.expanduser(args.get("cwd") or "~"),
+        "cwd": cwd,
         "engine": args["engine"],
         "port": args.get("port"),
         "ready": args["ready"],
@@ -93,7 +135,9 @@ def _spec(context, number):
         "marker": "%s:%d" % (lock.machine_identity(context.state), number),
         "boot_id": processes.boot_id(),
         "machine": processes.machine_id(),
+        "node": os.uname().nodename,
         "at": time.time(),
+        "monotonic": time.monotonic(),
         "by": context.operator,
         "command": context.command,
         "run_id": context.run_id,
@@ -129,41 +173,67 @@ def _refuse_twins(context):
         )
 
 
-def _check_port(args):
-    """The port must be bindable now: the engine would find out only after the whole load."""
-    port = args.get("port")
+def check_port(port, argv, engine):
+    """The port must be bindable now: the engine would find out only after the whole load, minutes later.
+
+    Args:
+        port: TCP port, or None for a profile without one.
+        argv: The server's command line, for `--host`.
+        engine: "sglang" listens on 127.0.0.1 without `--host`; of others every address is tried.
+
+    Raises:
+        Failure: exit 10: taken (naming the holder where that can be known), not permitted, or not an address of this
+            machine.
+    """
     if port is None:
         return
-    host = _option(args["argv"], "--host") or urlsplit(args["ready"]["url"]).hostname or "127.0.0.1"
+    given = _option(argv, "--host")
+    host = given if given is not None else "127.0.0.1" if engine == "sglang" else _EVERY_ADDRESS
+    foreign = []
     for family, address in _addresses(host):
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:
+            continue  # a machine without IPv6
         try:
             # As servers do: addresses still in TIME_WAIT after the last one do not count.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((address, port))
+            foreign = None
         except OSError as error:
-            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                continue
-            raise _port_failure(port, error) from error
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise _port_failure(port, error) from error
+            if foreign is not None:
+                foreign.append(address)
         finally:
             listener.close()
+    if foreign:
+        raise Failure(
+            "the server's --host %s (%s) is no address of this machine" % (host, ", ".join(foreign)),
+            kind="address",
+            hint="set `host` of the profile to 0.0.0.0 or to an address of this machine (ip addr)",
+            exit_code=EXIT_NOT_CLEAN,
+        )
 
 
 def _addresses(host):
-    if host in ("0.0.0.0", ""):
-        return [(socket.AF_INET, "0.0.0.0")]
-    if host == "::":
-        return [(socket.AF_INET6, "::")]
+    if host in (_EVERY_ADDRESS, ""):
+        return [(socket.AF_INET, _EVERY_ADDRESS)]
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return [(socket.AF_INET, "0.0.0.0")]
+    except (OSError, UnicodeError):
+        return [(socket.AF_INET, _EVERY_ADDRESS)]  # the server's own resolver may know more
     return [(entry[0], entry[4][0]) for entry in found]
 
 
 def _port_failure(port, error):
     if error.errno == errno.EACCES:
-        return Failure("port %d may not be bound by this user" % port, kind="port", exit_code=EXIT_NOT_CLEAN)
+        return Failure(
+            "port %d may not be bound by this user" % port,
+            kind="port",
+            hint="give the profile a port above 1023",
+            exit_code=EXIT_NOT_CLEAN,
+        )
     holder, known = processes.listening(port)
     fields = {}
     if holder is not None:
@@ -181,17 +251,19 @@ def _port_failure(port, error):
 
 
 def _option(argv, name):
+    """The last value of an option of the command line (the one that argparse takes), or None."""
+    found = None
     for position, word in enumerate(argv):
         if word == name and position + 1 < len(argv):
-            return argv[position + 1]
-        if word.startswith(name + "="):
-            return word.partition("=")[2]
-    return None
+            found = argv[position + 1]
+        elif word.startswith(name + "="):
+            found = word.partition("=")[2]
+    return found
 
 
 def _check_shm(context):
     """An engine with a full /dev/shm dies late and with a bus error."""
-    folder = context.host.get("shm_dir") or "/dev/shm"
+    folder = context.host.get("shm_dir") or "/dev/shm"  # noqa: S108 - POSIX shared memory has no other place
     try:
         usage = os.statvfs(folder)
     except OSError:
@@ -199,49 +271,70 @@ def _check_shm(context):
     free = usage.f_bavail * usage.f_frsize
     if usage.f_blocks and free < min(_SPARE_SHM, usage.f_blocks * usage.f_frsize // 10):
         raise Failure(
-            "%s is almost full: %d MiB free" % (folder, free >> 20),
+            "no space left on %s: %d MiB free" % (folder, free >> 20),
             kind="shm-full",
             hint="ls -l %s; remove what dead processes left there" % folder,
             exit_code=EXIT_NOT_CLEAN,
         )
 
 
-def _open_log(folder, profile, tag):
-    """Create the attempt's log; an earlier attempt's is never touched."""
+def _check_log_folder(folder):
+    """The folder of the logs, made where missing, writable and with space for a log."""
     try:
         os.makedirs(folder, exist_ok=True)
         usage = os.statvfs(folder)
-        if usage.f_bavail * usage.f_frsize < min(_LEAST_FREE, usage.f_blocks * usage.f_frsize // 20):
-            raise OSError(errno.ENOSPC, "almost full")
-        for number in range(1, 100000):
-            name = "%s_%s.log" % (profile, tag) if number == 1 else "%s_%s.%d.log" % (profile, tag, number)
-            path = os.path.join(folder, name)
-            try:
-                handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-            except FileExistsError:
-                continue
-            os.close(handle)
-            return path
+        free = usage.f_bavail * usage.f_frsize
     except OSError as error:
         raise disk_failure(error, folder) from error
-    raise Failure("no free name for the log of %s in %s" % (tag, folder), kind="log", exit_code=EXIT_USAGE)
+    if free < min(_LEAST_FREE, usage.f_blocks * usage.f_frsize // 20):
+        raise disk_failure(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), folder)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise disk_failure(OSError(errno.EACCES, os.strerror(errno.EACCES)), folder)
 
 
-def _await_start(context, number):
-    """The keeper's first record, or the reason why there is none."""
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline:
-        run = context.state.read_json("attempts", number, "run.json")
-        if run is not None:
-            return
-        time.sleep(0.01)
-    raise Failure(
-        "the keeper of attempt %d did not start within %g s" % (number, _START_S),
-        kind="keeper",
-        hint="look at the load of the host and at %s" % context.state.path("attempts", number),
+def _open_log(folder, profile, tag):
+    """Create the attempt's log; an earlier attempt's is never touched."""
+    number = 1
+    while True:
+        name = "%s_%s.log" % (profile, tag) if number == 1 else "%s_%s.%d.log" % (profile, tag, number)
+        path = os.path.join(folder, name)
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644))
+            return path
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise disk_failure(error, path) from error
+
+
+def _start_keeper(context, number):
+    """Start the keeper of an attempt, and wait until it has started the server or says why not."""
+    from . import keeper as _  # noqa: PLC0415, F401 - named here so that its text is sent along
+
+    folder = context.state.path("attempts", number)
+    program = os.path.join(folder, "keeper.py")
+    write_file(program, context.sources["keeper"].encode("utf-8"), 0o600)
+    keeper = subprocess.Popen(
+        [context.python, "-I", program, folder],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        close_fds=True,
+        cwd="/",
     )
-
-
-def find_tool(name):
-    """Where a program is, or None."""
-    return shutil.which(name)
+    # It outlives us; should it end first, it is reaped.
+    threading.Thread(target=keeper.wait, daemon=True).start()
+    deadline = time.monotonic() + _START_S
+    ended = False
+    while context.state.read_json("attempts", number, "run.json") is None:
+        # Looked at once more after its end: its record may have come between.
+        if ended or time.monotonic() > deadline:
+            raise Failure(
+                "the keeper of attempt %d %s"
+                % (number, "ended without a word" if ended else "did not start within %g s" % _START_S),
+                kind="keeper",
+                hint="look at the load of the host, and at the space for %s" % folder,
+            )
+        ended = keeper.poll() is not None
+        time.sleep(0.01)

@@ -1,7 +1,7 @@
 """The load phases of SGLang, read from its log by a reducer: (state, line) → (state, events).
 
-Source of the lines: SGLang 0.5.9 to 0.5.23 as published (engine.py, model_runner.py, cuda_graph_runner.py, http_server.py).
-Every rank prints its own lines: progress follows rank 0.
+Source of the lines: SGLang 0.5.9 to 0.5.23 as published (engine.py, model_runner.py, cuda_graph_runner.py,
+http_server.py). Every rank prints its own lines: progress follows rank 0, or on a node without it whoever is first.
 """
 
 import collections
@@ -9,11 +9,14 @@ import re
 
 ORDER = ("init", "weights", "kv-cache", "graphs", "warm-up")
 
-State = collections.namedtuple("State", "phase since phases ready_line", defaults=("init", None, (), False))
+State = collections.namedtuple(  # noqa: PYI024 - the agent carries no types
+    "State", "phase since phases ready_line every_rank", defaults=("init", None, (), False, False)
+)
 State.__doc__ = """phase: current phase. since: when it began (seconds on the caller's clock).
-phases: ((name, seconds), ...) that ended. ready_line: whether the engine said that it is ready."""
+phases: ((name, seconds), ...) that ended. ready_line: whether the engine said that it is ready.
+every_rank: whether all ranks count (a node that has no rank 0)."""
 
-_PREFIX = re.compile(rb"^\[(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?P<ranks>(?: [A-Z]{2}\d+)*)\] ?")
+_PREFIX = re.compile(rb"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?P<ranks>(?: [A-Z]{2}\d+)*)\] ?")
 _RANK = re.compile(rb" (TP|PP|DP|EP)(\d+)")
 _PERCENT = re.compile(rb"(\d{1,3})%")
 _FRACTION = re.compile(rb"\| (\d+)/(\d+) \[")
@@ -56,10 +59,9 @@ def advance(state, line, now):
         if state.ready_line:
             return state, []
         state, events = _enter(state, "warm-up", now)
-        done = {"event": "phase", "name": "warm-up", "state": "done", "seconds": round(now - state.since, 3)}
-        phases = state.phases + (("warm-up", round(now - state.since, 3)),)
-        return state._replace(phases=phases, since=now, ready_line=True), events + [done]
-    if state.ready_line or not rank_zero(line):
+        state, done = close(state, now)
+        return state._replace(ready_line=True), [*events, done]
+    if state.ready_line or not (state.every_rank or rank_zero(line)):
         return state, []
     for name, pattern in _MARKS:
         if pattern.search(line):
@@ -79,12 +81,19 @@ def advance(state, line, now):
 def _enter(state, name, now):
     if state.phase == name:
         return state, []
+    state, done = close(state, now)
+    return state._replace(phase=name), [done, {"event": "phase", "name": name, "state": "start"}]
+
+
+def close(state, now):
+    """End the current phase, as the next one's start or the server's being ready does.
+
+    Returns:
+        (State, the `done` event).
+    """
     seconds = round(now - state.since, 3)
-    events = [
-        {"event": "phase", "name": state.phase, "state": "done", "seconds": seconds},
-        {"event": "phase", "name": name, "state": "start"},
-    ]
-    return state._replace(phase=name, since=now, phases=state.phases + ((state.phase, seconds),)), events
+    done = {"event": "phase", "name": state.phase, "state": "done", "seconds": seconds}
+    return state._replace(since=now, phases=(*state.phases, (state.phase, seconds))), done
 
 
 def _fraction(line):

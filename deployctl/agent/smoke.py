@@ -6,16 +6,25 @@ import re
 import threading
 import time
 
-from . import attempts, crash, health
-from .failure import EXIT_CRASHED, EXIT_SMOKE, EXIT_USAGE, Failure
+from . import attempts, health, lock
+from .failure import EXIT_CRASHED, EXIT_NOT_READY, EXIT_USAGE, Failure
+from .watcher import TICK_S, Watcher
 
-_ONE_ANSWER_S = 120.0
-_SETTLE_S = 10.0
+_ANSWER_S = 120.0
+# After a burst: so long the server must stay well, and so long it may take to be well again.
+_LINGER_S = 1.0
+_UNWELL_S = 10.0
 _QUOTED = 200
+_MOST_AT_ONCE = 4096
+# The shortest repetition that is no accident: `++++`.
+_REPEATS = 4
+_TOKEN_CHARACTERS = 12
 
 
 def judge(text, expect):
     """Why a generated text is wrong, or None.
+
+    A broken kernel shows as one token repeated to the end (https://github.com/sgl-project/sglang/issues/24321).
 
     Args:
         text: What the server generated; anything JSON can hold.
@@ -24,15 +33,26 @@ def judge(text, expect):
     if not isinstance(text, str):
         return "the answer's text is %s, not text" % json.dumps(text)
     if not text.strip():
-        return "the answer is empty"
-    stripped = re.sub(r"\s+", "", text)
-    if len(stripped) >= 8 and len(set(stripped)) == 1:
-        return "the answer repeats one character: %s" % quote(text)
-    words = text.split()
-    if len(words) >= 8 and len(set(words)) == 1:
-        return "the answer repeats one token: %s" % quote(text)
+        return "the answer is empty" if not text else "the answer is blank: %s" % quote(text)
+    token = _repeated(text)
+    if token is not None:
+        return "the answer repeats one token, %s: %s" % (quote(token), quote(text))
     if expect and not re.search(expect, text):
         return "the answer does not match %r: %s" % (expect, quote(text))
+    return None
+
+
+def _repeated(text):
+    """The token that makes up the whole text, at least four times, or None; the last one may be cut off."""
+    words = text.split()
+    if len(words) >= _REPEATS and len(set(words)) == 1:
+        return words[0]
+    run = "".join(words)
+    for size in range(1, min(_TOKEN_CHARACTERS, len(run) // _REPEATS) + 1):
+        token = run[:size]
+        # Letters that happen to stand in words of different lengths make no token: blanks must repeat as well.
+        if run == (token * (len(run) // size + 1))[: len(run)] and (len(words) == 1 or len(set(run)) == 1):
+            return token
     return None
 
 
@@ -42,35 +62,81 @@ def quote(text):
     return shown + ("..." if len(text) > _QUOTED else "")
 
 
-def ask(base, engine, smoke, headers, timeout_s, number=0):
-    """One generation.
+def check(smoke):
+    """Refuse what could only fail after the load.
 
-    Returns:
-        (text, None) or (None or text, problem).
+    Raises:
+        Failure: `expect` is no regular expression, or `burst` no number that can be sent at once (exit 2).
     """
-    prompt = smoke["prompt"] + (" (%d)" % number if number else "")
-    if engine == "sglang":
-        attempts_at = [
-            (
-                "/generate",
-                {"text": prompt, "sampling_params": {"max_new_tokens": smoke["max_tokens"], "temperature": 0}},
-            )
-        ]
-    else:
-        common = {"model": smoke.get("model") or "default", "max_tokens": smoke["max_tokens"], "temperature": 0}
-        attempts_at = [
-            ("/v1/completions", dict(common, prompt=prompt)),
-            ("/v1/chat/completions", dict(common, messages=[{"role": "user", "content": prompt}])),
-        ]
-    for path, body in attempts_at:
+    try:
+        re.compile(smoke.get("expect") or "")
+    except re.error as error:
+        raise Failure(
+            "smoke.expect is no regular expression: %s" % error,
+            kind="usage",
+            hint="escape ( [ . * + ? { | \\ with a backslash",
+            exit_code=EXIT_USAGE,
+        ) from error
+    check_burst(smoke.get("burst") or 0)
+
+
+def check_burst(burst):
+    """Refuse a burst that cannot be sent at once (exit 2)."""
+    if not 0 <= burst <= _MOST_AT_ONCE:
+        raise Failure("a burst of %d: 0 to %d can be sent at once" % (burst, _MOST_AT_ONCE), exit_code=EXIT_USAGE)
+
+
+class _Questions:
+    """How to ask one server: where, in which dialect, with which key and model."""
+
+    def __init__(self, attempt, smoke, timeout_s):
+        self._base = health.base_of(attempt["ready"]["url"])
+        self._headers = health.authorization(attempt["argv"])
+        self._smoke = smoke
+        self._sglang = attempt["engine"] == "sglang"
+        self._timeout_s = timeout_s
+        self._model = smoke.get("model")
+
+    def ask(self, number=0):
+        """One generation; `number` makes its prompt another one.
+
+        Returns:
+            (text or None, problem or None): never raises, what goes wrong is the problem.
+        """
+        prompt = self._smoke["prompt"] + (" (%d)" % number if number else "")
+        expect = "" if number else self._smoke.get("expect") or ""
         try:
-            status, answer = health.request(base + path, "POST", body, timeout_s, headers)
-        except (OSError, http.client.HTTPException) as error:
-            return None, "%s: no answer: %s" % (path, error or type(error).__name__)
-        if status == 404 and path == "/v1/completions":
-            continue
-        return _read(path, status, answer, smoke["expect"])
-    return None, "neither /v1/completions nor /v1/chat/completions is served"
+            for path, body in self._bodies(prompt):
+                status, answer = self._post(path, body)
+                if status != 404 or path != "/v1/completions":
+                    return _read(path, status, answer, expect)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            return None, "%s: no answer: %s" % (self._base, error or type(error).__name__)
+        return None, "neither /v1/completions nor /v1/chat/completions is served"
+
+    def _bodies(self, prompt):
+        most = self._smoke["max_tokens"]
+        if self._sglang:
+            yield "/generate", {"text": prompt, "sampling_params": {"max_new_tokens": most, "temperature": 0}}
+            return
+        common = {"model": self._model_name(), "max_tokens": most, "temperature": 0}
+        yield "/v1/completions", dict(common, prompt=prompt)
+        yield "/v1/chat/completions", dict(common, messages=[{"role": "user", "content": prompt}])
+
+    def _post(self, path, body):
+        return health.request(self._base + path, "POST", body, self._timeout_s, self._headers)
+
+    def _model_name(self):
+        """What the server calls its model: the first of its list, asked once."""
+        if self._model is None:
+            self._model = "default"
+            status, answer = health.request(self._base + "/v1/models", timeout_s=self._timeout_s, headers=self._headers)
+            if status == 200:
+                try:
+                    self._model = str(json.loads(answer.decode("utf-8"))["data"][0]["id"])
+                except (ValueError, LookupError, TypeError):
+                    pass  # a server with one model takes any name
+        return self._model
 
 
 def _read(path, status, answer, expect):
@@ -88,7 +154,7 @@ def _read(path, status, answer, expect):
             text = value["choices"][0]["text"]
         else:
             text = value["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError):
+    except (LookupError, TypeError):
         return None, "%s answered JSON of another shape: %s" % (path, shown)
     return (text if isinstance(text, str) else None), judge(text, expect)
 
@@ -101,129 +167,121 @@ def run(context, attempt, smoke, burst, watcher):
         attempt: The attempt.
         smoke: {"prompt", "max_tokens", "expect"}.
         burst: How many at once; 0 for none.
-        watcher: Has `tick()` (reads the log and the exit record) and `ended` (whether the server is gone for good).
+        watcher: The attempt's Watcher: a server that dies meanwhile ends the waiting.
 
     Returns:
         {"ok", "text", "seconds", "problem", "burst": {...}|None}.
     """
-    base = health.base_of(attempt["ready"]["url"])
-    headers = health.authorization(attempt["argv"])
-    began = time.monotonic()
-    outcome = {}
-    one = threading.Thread(
-        target=lambda: outcome.update(
-            zip(("text", "problem"), ask(base, attempt["engine"], smoke, headers, _ONE_ANSWER_S))
-        ),
-        daemon=True,
-    )
-    one.start()
-    _join([one], watcher, _ONE_ANSWER_S + 5, context)
-    result = {
-        "text": outcome.get("text"),
-        "problem": outcome.get("problem", "no answer within %g s" % _ONE_ANSWER_S)
-        if "text" not in outcome
-        else outcome["problem"],
-        "seconds": round(time.monotonic() - began, 3),
-        "burst": None,
-    }
-    result["ok"] = result["problem"] is None
-    context.wire.event(
-        "smoke", ok=result["ok"], text=result["text"], problem=result["problem"], seconds=result["seconds"]
-    )
-    if result["ok"] and burst and not watcher.ended:
-        result["burst"] = _burst(context, attempt, base, headers, smoke, burst, watcher)
-        if result["burst"]["problem"]:
-            result["ok"] = False
-            result["problem"] = result["burst"]["problem"]
+    bound_s = context.limit("burst_s", _ANSWER_S)
+    questions = _Questions(attempt, smoke, bound_s)
+    answers, seconds = _ask_at_once(context, questions, [0], watcher, bound_s)
+    text, problem = answers[0][:2] if 0 in answers else (None, "no answer within %g s" % bound_s)
+    result = {"ok": problem is None, "text": text, "problem": problem, "seconds": seconds, "burst": None}
+    context.wire.event("smoke", ok=result["ok"], text=text, problem=problem, seconds=seconds)
+    if result["ok"] and burst and not watcher.ended and not context.wire.cancelled.is_set():
+        context.wire.event("burst", state="start", sent=burst)
+        result["burst"] = _burst(context, attempt, questions, burst, watcher)
+        context.wire.event("burst", state="done", **result["burst"])
+        result["problem"] = result["burst"]["problem"]
+        result["ok"] = result["problem"] is None
     return result
 
 
-def _burst(context, attempt, base, headers, smoke, burst, watcher):
-    bound_s = context.limit("burst_s", 120.0)
-    context.wire.event("burst", state="start", sent=burst)
-    answers = []
-    barrier = threading.Barrier(burst)
+def _burst(context, attempt, questions, burst, watcher):
+    bound_s = context.limit("burst_s", _ANSWER_S)
+    answers, seconds = _ask_at_once(context, questions, range(1, burst + 1), watcher, bound_s)
+    failed = [(number, answers[number][1]) for number in sorted(answers) if answers[number][1]]
+    missing = burst - len(answers)
+    problem = None
+    if missing:
+        problem = "%d of %d requests got no answer within %g s" % (missing, burst, bound_s)
+    elif failed:
+        problem = "%d of %d requests failed: %s" % (len(failed), burst, failed[0][1])
+    unwell = _unwell_after(context, attempt, watcher)
+    return {
+        "sent": burst,
+        "answered": len(answers) - len(failed),
+        "failed": [{"number": number, "problem": why} for number, why in failed[:5]],
+        "seconds": seconds,
+        "slowest_seconds": max([answer[2] for answer in answers.values()] or [0.0]),
+        "problem": problem or unwell,
+    }
+
+
+def _ask_at_once(context, questions, numbers, watcher, bound_s):
+    """Ask so many questions at the same moment, the watcher ticking meanwhile.
+
+    Returns:
+        ({number: (text, problem, seconds)} of those that came back, seconds until the last).
+    """
+    answers = {}
+    barrier = threading.Barrier(len(numbers))
 
     def one(number):
         try:
             barrier.wait(30)
         except threading.BrokenBarrierError:
-            pass  # a machine too slow to start all threads at once still gets the requests
+            pass  # a machine too slow to start all threads at once still sends the requests
         began = time.monotonic()
-        text, problem = ask(base, attempt["engine"], dict(smoke, expect=""), headers, bound_s, number + 1)
-        answers.append(
-            {"number": number, "seconds": round(time.monotonic() - began, 3), "problem": problem, "text": text}
-        )
+        text, problem = questions.ask(number)
+        answers[number] = (text, problem, round(time.monotonic() - began, 3))
 
-    threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(burst)]
+    threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in numbers]
     began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    _join(threads, watcher, bound_s + 5, context)
-    seconds = time.monotonic() - began
-    done = list(answers)
-    failed = [answer for answer in done if answer["problem"]]
-    missing = burst - len(done)
-    problem = None
-    if missing:
-        problem = "%d of %d requests got no answer within %g s" % (missing, burst, bound_s)
-    elif failed:
-        problem = "%d of %d requests failed: %s" % (len(failed), burst, failed[0]["problem"])
-    # A scheduler that died needs moments to take the server with it: health after the burst, or its end, decides.
-    settled_by = time.monotonic() + _SETTLE_S
-    while not watcher.ended and not context.wire.cancelled.is_set():
-        watcher.tick()
-        try:
-            status, _ = health.request(attempt["ready"]["url"], timeout_s=health.HEALTH_TIMEOUT_S, headers=headers)
-        except (OSError, http.client.HTTPException):
-            status = 0
-        watcher.tick()
-        if status == 200 and not watcher.terminal:
-            break
-        if time.monotonic() > settled_by and not watcher.terminal:
-            problem = problem or "the server is not healthy after the burst (HTTP %d)" % status
-            break
-        time.sleep(0.05)
-    result = {
-        "sent": burst,
-        "answered": len(done) - len(failed),
-        "failed": [{"number": one["number"], "problem": one["problem"]} for one in failed[:5]],
-        "seconds": round(seconds, 3),
-        "slowest_seconds": max([answer["seconds"] for answer in done] or [0.0]),
-        "problem": problem,
-    }
-    context.wire.event("burst", state="done", **result)
-    return result
-
-
-def _join(threads, watcher, bound_s, context):
-    """Wait for threads, the watcher ticking; ends early when the server is gone or nobody listens any more."""
-    end = time.monotonic() + bound_s
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError:
+        barrier.abort()  # the system gives no more threads; those without an answer are counted as missing
     while any(thread.is_alive() for thread in threads):
-        if watcher.ended or context.wire.cancelled.is_set() or time.monotonic() > end:
-            # Requests to a dead server fail at once; give them that moment.
-            for thread in threads:
-                thread.join(0.2 if watcher.ended else 0.0)
-                if not watcher.ended:
-                    break
-            return
+        if watcher.ended or context.wire.cancelled.is_set() or time.monotonic() - began > bound_s + 5:
+            break
         watcher.tick()
-        time.sleep(0.02)
+        time.sleep(TICK_S)
+    if watcher.ended:
+        # Requests to a dead server fail at once: given that moment, they are counted as failed and not as missing.
+        finish = time.monotonic() + 0.5
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, finish - time.monotonic()))
+    return dict(answers), round(time.monotonic() - began, 3)
+
+
+def _unwell_after(context, attempt, watcher):
+    """Why the server is not well after a burst, or None.
+
+    A scheduler that dies at a batch size needs moments to take the server with it, and an engine without a watchdog
+    lives on without: the health answer, the log, and the ranks must all be good for a while.
+    """
+    probe = health.Probe(attempt["ready"]["url"], health.authorization(attempt["argv"]))
+    began = time.monotonic()
+    unwell_since = None
+    try:
+        while not watcher.ended and not context.wire.cancelled.is_set():
+            watcher.tick(look_at_ranks=True)
+            now = time.monotonic()
+            if probe.status == 200 and not watcher.doomed:
+                unwell_since = None
+                if now - began >= _LINGER_S:
+                    return None
+            elif probe.status is not None and not watcher.doomed:
+                unwell_since = unwell_since or now
+                if now - unwell_since > _UNWELL_S:
+                    return "the server is not healthy after the burst (%s)" % (
+                        "HTTP %d" % probe.status if probe.status else "it does not answer"
+                    )
+            time.sleep(TICK_S)
+    finally:
+        probe.stop()
+    return "the server died of the burst" if watcher.ended else "cancelled"
 
 
 def smoke_operation(context):
     """Smoke (and burst) against the running server of an attempt."""
-    from . import lock, watch  # noqa: PLC0415
+    from . import watch  # noqa: PLC0415 - watch needs this module
 
     lock.reading(context)
-    attempt = attempts.choose(context.state, context.args.get("attempt"))
-    if not attempts.is_alive(attempt):
-        raise Failure(
-            "attempt %d (%s) is not running: %s" % (attempt["attempt"], attempt["log_tag"], attempts.state_of(attempt)),
-            kind="not-running",
-            hint="deployctl launch --log-tag TAG, or deployctl logs --crash",
-            exit_code=EXIT_CRASHED if attempts.state_of(attempt) == attempts.CRASHED else EXIT_USAGE,
-        )
+    attempt = _running(context)
     smoke = context.args.get("smoke") or attempt["smoke"]
     if smoke is None:
         raise Failure(
@@ -232,11 +290,44 @@ def smoke_operation(context):
             hint="deployctl smoke --prompt TEXT",
             exit_code=EXIT_USAGE,
         )
-    watcher = watch.Watcher(context, attempt, from_end=True)
+    check(smoke)
     burst = context.args.get("burst")
-    result = run(context, attempt, smoke, smoke.get("burst", 0) if burst is None else burst, watcher)
-    watcher.settle()
-    return watch.conclude_smoke(context, attempt, watcher, result)
+    burst = smoke.get("burst", 0) if burst is None else burst
+    check_burst(burst)
+    watcher = Watcher(context, attempt, from_end=True)
+    return watch.conclude_smoke(context, attempt, watcher, run(context, attempt, smoke, burst, watcher))
 
 
-__all__ = ["EXIT_SMOKE", "ask", "crash", "judge", "quote", "run", "smoke_operation"]
+def _running(context):
+    """The attempt that is meant: the named one, else the newest that lives; it must be serving."""
+    number = context.args.get("attempt")
+    living = [] if number is not None else attempts.live(context.state)
+    attempt = living[-1] if living else attempts.choose(context.state, number)
+    state = attempts.state_of(attempt)
+    if not attempts.is_alive(attempt):
+        raise Failure(
+            "attempt %d (%s) is not running: %s" % (attempt["attempt"], attempt["log_tag"], state),
+            kind="not-running",
+            hint="deployctl launch --log-tag TAG, or deployctl logs --crash",
+            exit_code=EXIT_CRASHED if state == attempts.CRASHED else EXIT_USAGE,
+        )
+    if attempt["rank"] > 0:
+        raise Failure(
+            "attempt %d is rank %d of its server, which answers nothing" % (attempt["attempt"], attempt["rank"]),
+            kind="not-rank-0",
+            hint="deployctl smoke --host HOST-OF-RANK-0",
+            exit_code=EXIT_USAGE,
+        )
+    if (attempt["verdict"] or {}).get("ready_seconds") is None:
+        try:
+            status, _ = health.request(attempt["ready"]["url"], headers=health.authorization(attempt["argv"]))
+        except (OSError, http.client.HTTPException):
+            status = 0
+        if status != 200:
+            raise Failure(
+                "attempt %d (%s) is not ready" % (attempt["attempt"], attempt["log_tag"]),
+                kind="not-ready",
+                hint="deployctl wait follows it to ready, and smokes it",
+                exit_code=EXIT_NOT_READY,
+            )
+    return attempt

@@ -3,9 +3,17 @@
 from . import attempts, audit, gpu, lock, processes
 from .failure import Failure
 
+# Orphans have lost the server that would have ended them in order: they get this long after SIGTERM.
+_ORPHAN_GRACE_S = 5.0
+_ROUNDS = 3
+
 
 def stop(context):
-    """Stop the named attempt, or every attempt of ours that lives, orphans included."""
+    """Stop the named attempt, or every attempt of ours that lives, orphans included.
+
+    Raises:
+        Failure: Something of it still lives; names it.
+    """
     with lock.exclusive(context):
         try:
             result = _stop(context)
@@ -20,6 +28,12 @@ def _stop(context):
     number = context.args.get("attempt")
     if number is not None:
         chosen = [attempts.choose(context.state, number)]
+        if not attempts.is_here(chosen[0]):
+            raise Failure(
+                "attempt %d was launched on %s, which shares this state directory" % (number, chosen[0].get("node")),
+                kind="other-machine",
+                hint="stop it there; give each machine a `state_dir` of its own in hosts.yaml",
+            )
     else:
         identity = lock.machine_identity(context.state)
         alive = {value for _, value in processes.marked(identity + ":")}
@@ -28,7 +42,15 @@ def _stop(context):
             for attempt in attempts.listing(context.state)
             if attempt["marker"] in alive or attempts.is_alive(attempt)
         ]
-    stopped = [stop_attempt(context, attempt) for attempt in chosen]
+    stopped, failures = [], []
+    for attempt in chosen:
+        try:
+            stopped.append(stop_attempt(context, attempt))
+        except Failure as failure:
+            failures.append(failure)  # the others are stopped all the same
+    if failures:
+        failures[0].fields["stopped"] = stopped
+        raise failures[0]
     ended = [entry for entry in stopped if entry["ended"]]
     if not ended:
         return {"status": "nothing-running", "stopped": stopped}
@@ -37,7 +59,7 @@ def _stop(context):
 
 
 def stop_attempt(context, attempt):
-    """End one attempt: SIGTERM to its server, its grace, then SIGKILL to all that carries its mark.
+    """End one attempt: SIGTERM to its server, its grace, then SIGKILL to all that is of it.
 
     Returns:
         {"attempt", "log_tag", "ended": [process], "orphans": n, "note"}.
@@ -48,54 +70,53 @@ def stop_attempt(context, attempt):
     grace_s = context.limit("term_grace_s", 30.0)
     patience_s = context.limit("kill_patience_s", 60.0)
     run = attempt["run"] or {}
-    everything = attempts.survivors(attempt)
+    family = {process.pid: process for process in attempts.survivors(attempt)}
     launcher = [
-        process for process in everything if process.pid == run.get("pid") and process.start == run.get("start")
+        process for process in family.values() if process.pid == run.get("pid") and process.start == run.get("start")
     ]
     result = {
         "attempt": attempt["attempt"],
         "log_tag": attempt["log_tag"],
-        "ended": [processes.describe(process) for process in everything],
-        "orphans": 0 if launcher else len(everything),
+        "ended": [processes.describe(process) for process in family.values()],
+        "orphans": 0 if launcher else len(family),
         "note": "",
     }
-    if not everything and not attempts.is_alive(attempt):
+    if not family:
         return result
-    state = attempts.state_of(attempt)
+    event = {"name": "stop", "attempt": attempt["attempt"]}
     if not launcher:
-        result["note"] = "launcher dead, %d orphan%s" % (len(everything), "" if len(everything) == 1 else "s")
-        context.wire.event("step", name="stop", state="start", text=result["note"], attempt=attempt["attempt"])
-    else:
-        context.wire.event("step", name="stop", state="start", attempt=attempt["attempt"])
-    if launcher or attempts.is_alive(attempt):
-        # Said before the end, so that whoever watches does not call it a crash.
-        attempts.set_verdict(context.state, attempt, state=attempts.STOPPED, by=context.operator, was=state)
+        result["note"] = "launcher dead, %d orphan%s" % (len(family), "" if len(family) == 1 else "s")
+        event["text"] = result["note"]
+    context.wire.event("step", state="start", **event)
+    if launcher:
+        attempts.mark_stopping(context.state, attempt, context.operator)
 
     def tell(text):
         context.wire.event("step", name="stop", state="progress", text=text)
 
     processes.end(launcher, grace_s, patience_s, tell)
-    left = everything
-    # What the launcher's own end did not take along; again, for what started meanwhile.
-    for _ in range(3):
-        left = attempts.survivors(attempt)
+    for _ in range(_ROUNDS):
+        # Again, for what started meanwhile; and what had no mark is known from before.
+        family.update((process.pid, process) for process in attempts.survivors(attempt))
+        left = [process for process in family.values() if processes.alive(process.pid, process.start)]
         if not left:
             break
-        left = processes.end(left, 0 if launcher else min(grace_s, 5.0), patience_s, tell)
-    left = attempts.survivors(attempt)
+        processes.end(left, 0 if launcher else min(grace_s, _ORPHAN_GRACE_S), patience_s, tell)
+    else:
+        left = [process for process in family.values() if processes.alive(process.pid, process.start)]
     if left:
-        names = ", ".join("%d (%s, state %s)" % (p.pid, p.command[:60], p.state) for p in left[:5])
+        names = ", ".join("%d (%s, %s, state %s)" % (p.pid, p.user, p.command[:60], p.state) for p in left[:5])
         raise Failure(
-            "attempt %d is not stopped: %d process(es) still live: %s" % (attempt["attempt"], len(left), names),
+            "attempt %d is not stopped: %d process%s still live%s: %s"
+            % (attempt["attempt"], len(left), "" if len(left) == 1 else "es", "s" if len(left) == 1 else "", names),
             kind="not-stopped",
             hint="state D waits for a driver: look at dmesg; a process of another user needs its owner",
+            attempt=attempt["attempt"],
             survivors=[processes.describe(process) for process in left],
         )
-    if (
-        not launcher
-        and attempts.state_of(attempt) != attempts.STOPPED
-        and (attempt["verdict"] or {}).get("state") is None
-    ):
+    if launcher:
+        attempts.set_verdict(context.state, attempt, state=attempts.STOPPED, by=context.operator)
+    else:
         attempts.set_verdict(
             context.state, attempt, state=attempts.CRASHED, reason="its launcher died", by=context.operator
         )

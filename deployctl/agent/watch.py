@@ -1,144 +1,52 @@
 """Follows one attempt from its start to ready and smoke, or to its end, on evidence alone.
 
-Ready is a 200 from the health URL and, for SGLang, the ready line in the log. Death is an exit record, a process that
-is gone, or a terminal line followed by neither. Silence, refused connections and 503 are nothing of the kind.
+Ready is a 200 from the health URL and, for SGLang, the ready line in the log. What counts as death is `watcher`'s.
 """
 
-import os
-import re
 import time
 
-from . import attempts, crash, health, phases, processes, smoke
-from .failure import EXIT_CRASHED, EXIT_INTERRUPTED, EXIT_NOT_READY, EXIT_SMOKE
+from . import attempts, crash, health, lock, phases, smoke
+from .failure import EXIT_CRASHED, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_READY, EXIT_SMOKE, Failure
+from .watcher import TICK_S, Watcher
 
-_TICK_S = 0.03
-_CHUNK = 1 << 20
-_TERMINAL_GRACE_S = 10.0
-_RECORD_GRACE_S = 1.0
-_STAMP = re.compile(rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
-
-
-class Watcher:
-    """Reads an attempt's log and exit as they grow.
-
-    Attributes:
-        ended: Whether the server is gone for good (or as good as: a terminal line and its grace have passed).
-        exit: exit.json, or None.
-        terminal: Whether the log holds a line that means death.
-        phase: phases.State.
-    """
-
-    def __init__(self, context, attempt, from_end=False):
-        self._context = context
-        self.attempt = attempt
-        self.scanner = crash.CrashScanner()
-        self.phase = phases.State(since=attempt["at"])
-        self.ended = False
-        self.exit = None
-        self.last_line = b""
-        self._buffer = b""
-        self._inode = None
-        self._position = 0
-        self._caught_up = from_end
-        self._terminal_at = None
-        self._missing_since = None
-        if from_end:
-            try:
-                found = os.stat(attempt["log"])
-                self._position, self._inode = found.st_size, found.st_ino
-            except OSError:
-                pass  # tick() meets the same file and says so
-
-    @property
-    def terminal(self):
-        """Whether a terminal line was seen."""
-        return self.scanner.terminal is not None
-
-    def tick(self):
-        """Read what is new; cheap when nothing is."""
-        self._look_at_exit()
-        while self._read_log():
-            pass
-        self._caught_up = True
-        if self.terminal and not self.ended:
-            self._terminal_at = self._terminal_at or time.monotonic()
-            if time.monotonic() - self._terminal_at > _TERMINAL_GRACE_S:
-                self.ended = True
-
-    def settle(self):
-        """After a burst: a scheduler that died takes the server with it within its grace; wait for that end."""
-        while self.terminal and not self.ended and not self._context.wire.cancelled.is_set():
-            self.tick()
-            time.sleep(_TICK_S)
-
-    def _look_at_exit(self):
-        if self.ended:
-            return
-        state, number = self._context.state, self.attempt["attempt"]
-        if self.attempt["run"] is None:
-            self.attempt["run"] = state.read_json("attempts", number, "run.json")
-        self.exit = state.read_json("attempts", number, "exit.json")
-        if self.exit is not None:
-            self.attempt["exit"] = self.exit
-            self.ended = True
-            return
-        run = self.attempt["run"]
-        here = run is not None and run["boot_id"] == processes.boot_id()
-        if run is not None and not (here and processes.alive(run["pid"], run["start"])):
-            # The keeper writes its record within moments; without a keeper there will be none.
-            self._missing_since = self._missing_since or time.monotonic()
-            if time.monotonic() - self._missing_since > _RECORD_GRACE_S:
-                self.ended = True
-
-    def _read_log(self):
-        """Read one chunk; whether there may be more."""
-        try:
-            found = os.stat(self.attempt["log"])
-            if self._inode is not None and (found.st_ino != self._inode or found.st_size < self._position):
-                self._position = 0  # rotated or truncated under us
-            self._inode = found.st_ino
-            if found.st_size == self._position:
-                return False
-            with open(self.attempt["log"], "rb") as source:
-                source.seek(self._position)
-                chunk = source.read(_CHUNK)
-        except OSError:
-            return False
-        self._position += len(chunk)
-        lines = crash.split(self._buffer + chunk)
-        self._buffer = lines.pop()[-65536:]
-        for line in lines:
-            self._take(line)
-        return len(chunk) == _CHUNK
-
-    def _take(self, line):
-        self.scanner.feed(line)
-        if line.strip():
-            self.last_line = line
-        self.phase, events = phases.advance(self.phase, line, self._when(line))
-        for event in events:
-            kind = event.pop("event")
-            self._context.wire.event(kind, **event)
-
-    def _when(self, line):
-        """Now for lines as they come; for those written before we attached, their own time stamp."""
-        if self._caught_up:
-            return time.time()
-        match = _STAMP.match(line)
-        if match is None:
-            return self.phase.since
-        stamp = time.mktime(time.strptime(match.group(1).decode(), "%Y-%m-%d %H:%M:%S"))
-        return max(self.phase.since, stamp)
+# How long a wait looks for the attempt of a launch that may still be at its preparations.
+_LAUNCH_PATIENCE_S = 120.0
+# A load that was watched from the beginning: its ready time was seen and not deduced.
+_FROM_START_S = 5.0
 
 
 def wait(context):
-    """Attach to the newest (or the named) attempt until it is ready, dead, or out of time."""
-    from . import lock  # noqa: PLC0415
+    """Attach to the newest (or the named) attempt until it is ready, dead, or out of time.
 
+    Stateless: may be asked again after a lost link, and by several at once. With `wait: false` it only says how the
+    attempt stands.
+    """
     lock.reading(context)
-    attempt = attempts.choose(context.state, context.args.get("attempt"), run_id=context.args.get("run_id"))
+    args = context.args
+    attempt = (
+        _attempt_of_command(context) if args.get("run_id") else attempts.choose(context.state, args.get("attempt"))
+    )
     announce(context, attempt)
+    if not args.get("wait", True) and attempts.state_of(attempt) in (attempts.LOADING, attempts.READY):
+        verdict = attempt["verdict"] or {}
+        return describe(
+            {"state": attempts.state_of(attempt)}, attempt, verdict.get("phases") or [], verdict.get("ready_seconds")
+        )
     return follow(context, attempt)
+
+
+def _attempt_of_command(context):
+    """The attempt of a launch whose link broke; while that launch still holds the lock, it may be about to start it."""
+    finish = time.monotonic() + _LAUNCH_PATIENCE_S
+    while True:
+        holder = lock.current_holder(context.state)
+        try:
+            return attempts.choose(context.state, run_id=context.args["run_id"])
+        except Failure:
+            at_work = holder is not None and holder.get("run_id") == context.args["run_id"]
+            if not at_work or time.monotonic() > finish or context.wire.cancelled.is_set():
+                raise
+        time.sleep(0.05)
 
 
 def announce(context, attempt):
@@ -166,16 +74,24 @@ def follow(context, attempt):
         The host's result; `state` is one of the contract's attempt states.
     """
     args = context.args
-    watcher = Watcher(context, attempt)
-    known = (attempt["verdict"] or {}).get("state")
-    if known in (attempts.CRASHED, attempts.STOPPED):
+    verdict = attempt["verdict"] or {}
+    if verdict.get("state") in attempts.FINAL:
         return _known(attempt)
+    if not attempts.is_here(attempt):
+        return _elsewhere(attempt)
+    was_ready = verdict.get("ready_seconds") is not None
+    watcher = Watcher(context, attempt, from_end=was_ready)
     if args.get("watch") == "alive":
         return _follow_alive(context, attempt, watcher)
-    timeout_s = args.get("timeout_s") or attempt["ready"]["timeout_s"]
-    deadline = time.monotonic() + max(0.0, timeout_s - (time.time() - attempt["at"] if args.get("resumed") else 0.0))
+    timeout_s = args.get("timeout_s")
+    timeout_s = attempt["ready"]["timeout_s"] if timeout_s is None else timeout_s
+    deadline = time.monotonic() + timeout_s - (attempts.age_s(attempt) if args.get("resumed") else 0.0)
+    # Ranks above 0 serve a health URL of their own and never print the line.
+    needs_line = attempt["engine"] == "sglang" and attempt["rank"] == 0 and not was_ready
+    from_start = attempts.age_s(attempt) < _FROM_START_S
     probe = health.Probe(attempt["ready"]["url"], health.authorization(attempt["argv"]))
     last_status = None
+    poked = False
     try:
         while True:
             watcher.tick()
@@ -184,39 +100,59 @@ def follow(context, attempt):
             if probe.status != last_status:
                 last_status = probe.status
                 context.wire.event("health", status=last_status)
-            if probe.healthy.is_set() and (attempt["engine"] != "sglang" or watcher.phase.ready_line):
+            if probe.healthy.is_set() and not (needs_line and not watcher.phase.ready_line) and not watcher.doomed:
                 break
+            if watcher.phase.ready_line and not poked:
+                poked = True
+                probe.ask_now()
             if context.wire.cancelled.is_set():
-                return _detached(context, attempt, watcher)
-            if time.monotonic() > deadline:
+                return _detached(attempt, watcher)
+            if time.monotonic() > deadline and probe.status is not None:
                 return _timeout(context, attempt, watcher, timeout_s, last_status)
-            time.sleep(_TICK_S)
+            time.sleep(TICK_S)
     finally:
         probe.stop()
-    return _ready(context, attempt, watcher)
+    return _ready(context, attempt, watcher, from_start)
 
 
 def _known(attempt):
     """A wait for an attempt whose end is known already."""
     verdict = attempt["verdict"]
     crashed = verdict["state"] == attempts.CRASHED
-    result = {"state": verdict["state"], "status": verdict["state"], "exit": EXIT_CRASHED if crashed else 1}
+    result = {"state": verdict["state"], "exit": EXIT_CRASHED if crashed else EXIT_FAILED}
     result["crash"] = verdict.get("crash")
-    result["error"] = {
-        "kind": verdict["state"],
-        "message": "attempt %d (%s) has %s: %s"
-        % (
+    result["smoke"] = verdict.get("smoke")
+    why = (verdict.get("crash") or {}).get("cause") or verdict.get("reason")
+    if crashed:
+        said = "attempt %d (%s) has crashed: %s" % (attempt["attempt"], attempt["log_tag"], why or "no cause is known")
+    else:
+        said = "attempt %d (%s) was stopped by %s" % (
             attempt["attempt"],
             attempt["log_tag"],
-            verdict["state"],
-            (verdict.get("crash") or {}).get("cause") or verdict.get("reason") or "",
-        ),
-        "hint": "deployctl logs --attempt %d" % attempt["attempt"],
+            verdict.get("by") or "somebody",
+        )
+    result["error"] = {
+        "kind": verdict["state"],
+        "message": said,
+        "hint": "deployctl logs --attempt %d%s" % (attempt["attempt"], " --crash" if crashed else ""),
     }
-    return _with_particulars(result, attempt, verdict.get("phases") or [], verdict.get("ready_seconds"))
+    return describe(result, attempt, verdict.get("phases") or [], verdict.get("ready_seconds"))
 
 
-def _with_particulars(result, attempt, phase_list, ready_seconds):
+def _elsewhere(attempt):
+    """An attempt in a home directory that several machines share."""
+    result = {"state": attempts.UNKNOWN, "exit": EXIT_FAILED}
+    result["error"] = {
+        "kind": "other-machine",
+        "message": "attempt %d (%s) was launched on %s, which shares this state directory"
+        % (attempt["attempt"], attempt["log_tag"], attempt.get("node") or "another machine"),
+        "hint": "give each machine a `state_dir` of its own in hosts.yaml",
+    }
+    return describe(result, attempt, [], None)
+
+
+def describe(result, attempt, phase_list, ready_seconds):
+    """A host's result with the attempt's particulars; `status` repeats `state`."""
     for key in ("attempt", "log_tag", "log", "profile", "release", "patches", "port"):
         result[key] = attempt[key]
     result["pid"] = (attempt["run"] or {}).get("pid")
@@ -229,27 +165,45 @@ def _with_particulars(result, attempt, phase_list, ready_seconds):
     return result
 
 
-def _ready(context, attempt, watcher):
-    seconds = round(time.time() - attempt["at"], 3)
-    known = attempt["verdict"] or {}
-    ready_seconds = known.get("ready_seconds") or seconds
-    phase_list = phases.as_list(watcher.phase)
-    if known.get("ready_seconds") is not None:
-        phase_list = known.get("phases") or phase_list
-    attempts.set_verdict(context.state, attempt, state=attempts.READY, phases=phase_list, ready_seconds=ready_seconds)
+def _ready(context, attempt, watcher, from_start):
+    verdict = attempt["verdict"] or {}
+    ready_seconds, phase_list = verdict.get("ready_seconds"), verdict.get("phases")
+    fields = {}
+    if ready_seconds is None:
+        if not watcher.phase.ready_line:
+            watcher.phase, done = phases.close(watcher.phase, watcher.now())
+            context.wire.event(done.pop("event"), **done)
+        # Attached after it was ready: the ready line's own stamp says when. Without one the time is an upper bound.
+        at = watcher.phase.since if watcher.late else watcher.now()
+        ready_seconds, phase_list = round(at - attempt["at"], 3), phases.as_list(watcher.phase)
+        if not from_start and not watcher.phase.ready_line:
+            fields["late"] = True
+    attempts.set_verdict(
+        context.state, attempt, state=attempts.READY, phases=phase_list, ready_seconds=ready_seconds, **fields
+    )
     context.wire.event("ready", seconds=ready_seconds)
-    wanted = attempt["smoke"] if context.args.get("smoke", True) else None
+    wanted = attempt["smoke"] if context.args.get("smoke", True) and attempt["rank"] == 0 else None
+    # The ranks as they are now: one that dies of the first request must be known to have lived.
+    watcher.tick(look_at_ranks=True)
     if wanted is None:
-        return _with_particulars({"state": attempts.READY}, attempt, phase_list, ready_seconds)
+        return describe({"state": attempts.READY}, attempt, phase_list, ready_seconds)
     burst = context.args.get("burst")
-    result = smoke.run(context, attempt, wanted, wanted.get("burst", 0) if burst is None else burst, watcher)
-    watcher.settle()
-    return conclude_smoke(context, attempt, watcher, result)
+    outcome = smoke.run(context, attempt, wanted, wanted.get("burst", 0) if burst is None else burst, watcher)
+    return conclude_smoke(context, attempt, watcher, outcome)
 
 
 def conclude_smoke(context, attempt, watcher, outcome):
-    """The verdict after a smoke: ready, smoke_failed, or crashed when it brought the server down."""
-    watcher.tick()
+    """The verdict after a smoke: ready, smoke_failed, or crashed when it brought the server down.
+
+    Args:
+        context: Of the operation.
+        attempt: The attempt.
+        watcher: Its Watcher.
+        outcome: What smoke.run returned; nothing is concluded from one that was cancelled.
+    """
+    if context.wire.cancelled.is_set():
+        return _detached(attempt, watcher)
+    watcher.settle()
     verdict = attempt["verdict"] or {}
     if watcher.ended:
         result = conclude_death(context, attempt, watcher)
@@ -265,37 +219,45 @@ def conclude_smoke(context, attempt, watcher, outcome):
             "message": outcome["problem"],
             "hint": "the server is left running: deployctl logs, then deployctl stop or deployctl rollback",
         }
-    return _with_particulars(result, attempt, verdict.get("phases") or [], verdict.get("ready_seconds"))
+    return describe(result, attempt, verdict.get("phases") or [], verdict.get("ready_seconds"))
 
 
 def conclude_death(context, attempt, watcher):
     """The verdict over a server that is gone: crashed, or stopped when somebody asked for it."""
-    watcher.tick()
+    watcher.finish()
     attempt["verdict"] = context.state.read_json("attempts", attempt["attempt"], "verdict.json")
     verdict = attempt["verdict"] or {}
     phase_list = verdict.get("phases") or phases.as_list(watcher.phase)
-    if verdict.get("state") == attempts.STOPPED:
-        result = {"state": attempts.STOPPED, "exit": 1}
-        result["error"] = {
-            "kind": "stopped",
-            "message": "attempt %d was stopped by %s" % (attempt["attempt"], verdict.get("by") or "somebody"),
-            "hint": "deployctl history",
-        }
-        return _with_particulars(result, attempt, phase_list, verdict.get("ready_seconds"))
+    if verdict.get("state") != attempts.CRASHED and (
+        verdict.get("stopping") or verdict.get("state") == attempts.STOPPED
+    ):
+        attempts.set_verdict(context.state, attempt, state=attempts.STOPPED, phases=phase_list)
+        return _known(attempt)
+    found = _diagnose(context, attempt, watcher)
+    attempts.set_verdict(context.state, attempt, state=attempts.CRASHED, phases=phase_list, crash=found)
+    context.wire.event("crash", **found)
+    result = {"state": attempts.CRASHED, "exit": EXIT_CRASHED, "crash": found}
+    hint = "deployctl logs --crash; deployctl rollback"
+    if attempts.is_alive(attempt):
+        hint = "what is left of it still runs: deployctl stop; " + hint
+    result["error"] = {"kind": "crashed", "message": found["cause"], "hint": hint}
+    return describe(result, attempt, phase_list, verdict.get("ready_seconds"))
+
+
+def _diagnose(context, attempt, watcher):
     scanner = watcher.scanner
     if scanner.cause() is None:
         # Attached at the end of the log, or the cause lies before it: look at the whole.
         scanner = crash.scan_log(attempt["log"])
     found = crash.diagnose(context.state, attempt, scanner, watcher.exit)
-    attempts.set_verdict(context.state, attempt, state=attempts.CRASHED, phases=phase_list, crash=found)
-    context.wire.event("crash", **found)
-    result = {"state": attempts.CRASHED, "exit": EXIT_CRASHED, "crash": found}
-    result["error"] = {
-        "kind": "crashed",
-        "message": found["cause"],
-        "hint": "deployctl logs --crash; deployctl rollback",
-    }
-    return _with_particulars(result, attempt, phase_list, verdict.get("ready_seconds"))
+    if watcher.exit is None and scanner.terminal is None:
+        if watcher.rebooted:
+            found["cause"] = "the machine was started anew while the server ran"
+        elif watcher.lost_rank is not None and scanner.cause() is None:
+            found["cause"] = "%s is gone; the server lives on without it" % watcher.lost_rank
+        elif attempt["run"] is None:
+            found["cause"] = "it was never started: its keeper left no record"
+    return found
 
 
 def _timeout(context, attempt, watcher, timeout_s, status):
@@ -308,17 +270,21 @@ def _timeout(context, attempt, watcher, timeout_s, status):
         % (timeout_s, watcher.phase.phase, status or "does not answer", last or "none"),
         "hint": "it is left running: deployctl wait goes on waiting, deployctl stop ends it",
     }
-    return _with_particulars(result, attempt, phases.as_list(watcher.phase), None)
+    return describe(result, attempt, phases.as_list(watcher.phase), None)
 
 
-def _detached(context, attempt, watcher):
-    result = {"state": attempts.LOADING, "exit": EXIT_INTERRUPTED}
+def _detached(attempt, watcher):
+    """Nobody listens any more: the server is left as it is, and so is its verdict."""
+    verdict = attempt["verdict"] or {}
+    state = attempts.READY if verdict.get("ready_seconds") is not None else attempts.LOADING
+    doing = "is ready, its smoke was not finished" if state == attempts.READY else "goes on loading"
+    result = {"state": state, "exit": EXIT_INTERRUPTED}
     result["error"] = {
         "kind": "detached",
-        "message": "detached; the server goes on loading (%s)" % watcher.phase.phase,
+        "message": "detached; the server %s (%s)" % (doing, watcher.phase.phase),
         "hint": "deployctl wait comes back to it, deployctl stop ends it",
     }
-    return _with_particulars(result, attempt, phases.as_list(watcher.phase), None)
+    return describe(result, attempt, phases.as_list(watcher.phase), verdict.get("ready_seconds"))
 
 
 def _follow_alive(context, attempt, watcher):
@@ -327,8 +293,8 @@ def _follow_alive(context, attempt, watcher):
         watcher.tick()
         if watcher.ended:
             return conclude_death(context, attempt, watcher)
-        if context.wire.await_control(("enough",), 0.05) is not None:
+        if context.wire.await_control(("enough",), TICK_S) is not None:
             attempts.set_verdict(context.state, attempt, state=attempts.READY, phases=phases.as_list(watcher.phase))
-            return _with_particulars({"state": attempts.READY}, attempt, phases.as_list(watcher.phase), None)
+            return describe({"state": attempts.READY}, attempt, phases.as_list(watcher.phase), None)
         if context.wire.cancelled.is_set():
-            return _detached(context, attempt, watcher)
+            return _detached(attempt, watcher)

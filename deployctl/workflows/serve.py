@@ -78,7 +78,7 @@ def _launch_one(
         left_s = max(60.0, float(args["timeout_s"]) - (time.monotonic() - began))
         again.update(timeout_s=args["timeout_s"], resumed=True)
         if not args["wait"]:
-            again.update(timeout_s=0.0)
+            again.update(wait=False)
         return _wait_one(run, host, again, left_s + _OUTAGE_S, on_event)
 
 
@@ -197,7 +197,7 @@ def relaunch(run: Run, hosts: Sequence[Host], *, replace: bool = True) -> Report
 def doctor(run: Run, hosts: Sequence[Host]) -> Report:
     """Check every host for what a push or a launch would need."""
     ports = [
-        {"port": profile.port, "argv": list(profile.argv), "url": profile.ready_url, "profile": profile.name}
+        {"port": profile.port, "argv": list(profile.argv), "engine": profile.engine, "profile": profile.name}
         for profile in run.inventory.profiles.values()
         if profile.port is not None
     ]
