@@ -20,6 +20,7 @@ _BINARY = re.compile(rb"^(GIT binary patch|Binary files .* differ)\s*$")
 _ONLY_IN = re.compile(rb"^Only in (.+): (.+)$")
 # diff -N writes a file that is not there with the time stamp of the epoch, in the reader's own time zone.
 _EPOCH = re.compile(rb"^(1969-12-31|1970-01-01) ")
+_QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 _ESCAPES = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 
 
@@ -180,13 +181,11 @@ def _bad(message, position):
 def _name(raw):
     """The file of a `---` or `+++` line, None where it says there is none: time stamp cut, git's quoting undone."""
     raw = raw.rstrip(b"\r")
-    if raw.startswith(b'"'):
-        raw = _unquoted(raw[1 : raw.rfind(b'"')])
-    else:
-        raw, _, stamp = raw.partition(b"\t")
-        if _EPOCH.match(stamp):
-            return None
-    return None if raw == b"/dev/null" else raw.decode("utf-8", "surrogateescape")
+    quoted = _QUOTED.match(raw)
+    name, _, stamp = (_unquoted(quoted.group(1)), b"", raw[quoted.end() :]) if quoted else raw.partition(b"\t")
+    if name == b"/dev/null" or _EPOCH.match(stamp.lstrip(b"\t")):
+        return None
+    return name.decode("utf-8", "surrogateescape")
 
 
 def _unquoted(raw):
@@ -199,7 +198,7 @@ def _unquoted(raw):
 
 def _git_name(raw, position):
     """The file of a `diff --git a/NAME b/NAME` line, which alone names an empty file."""
-    quoted = re.match(rb'^"((?:[^"\\]|\\.)*)" ', raw)
+    quoted = _QUOTED.match(raw)
     if quoted:
         return _unquoted(quoted.group(1)).decode("utf-8", "surrogateescape")
     half = len(raw) // 2
@@ -348,7 +347,7 @@ def _misfit(hunk, old, real, start, position, shown):
         message = "hunk overlaps the one before it"
     elif start > len(real):
         message = "hunk does not fit: the file has only %d lines; it ends with" % len(real)
-    elif found == old:
+    elif real[start : start + len(old)] == old:
         message = "hunk says that the file ends here without a newline, but it goes on"
     elif [line.rstrip(b"\r\n") for line in old] == [line.rstrip(b"\r\n") for line in found]:
         if [line.rstrip(b"\n") for line in old] == [line.rstrip(b"\n") for line in found]:
