@@ -162,7 +162,9 @@ class Value:
         return self.path.rpartition(".")[2] or "value"
 
     def _kind(self) -> str:
-        return {dict: "a mapping", list: "a list"}.get(type(self.raw), f"{self.raw!r}")
+        if isinstance(self.raw, dict):
+            return "a mapping"
+        return "a list" if isinstance(self.raw, list) else repr(self.raw)
 
 
 def load(path: Path, *, name: str = "") -> Value:

@@ -1,7 +1,7 @@
 """The commands. Each is a few lines: options in, a workflow called, its report finished."""
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -49,7 +49,7 @@ def push(
     ],
     hosts: Hosts = None,
     imports: Annotated[
-        Optional[list[str]], typer.Option("--import", help="Also import this module on the host.", metavar="MODULE")
+        list[str] | None, typer.Option("--import", help="Also import this module on the host.", metavar="MODULE")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its diff; change nothing.")] = False,
     force: Annotated[
@@ -93,20 +93,20 @@ def push(
 def launch(
     log_tag: Annotated[str, typer.Option("--log-tag", "-t", help="Names the log: <profile>_<tag>.log.", metavar="TAG")],
     extra: Annotated[
-        Optional[list[str]], typer.Argument(help="Further server arguments, after --.", metavar="[-- ARGS]")
+        list[str] | None, typer.Argument(help="Further server arguments, after --.", metavar="[-- ARGS]")
     ] = None,
     hosts: Hosts = None,
     profile: Annotated[
-        Optional[str], typer.Option("--profile", help="Profile of hosts.yaml; its default one without.")
+        str | None, typer.Option("--profile", help="Profile of hosts.yaml; its default one without.")
     ] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return as soon as the server has been started.")] = False,
     no_clean: Annotated[bool, typer.Option("--no-clean", help="Leave the GPUs as they are.")] = False,
     no_smoke: Annotated[bool, typer.Option("--no-smoke", help="Ready is enough.")] = False,
     timeout: Annotated[
-        Optional[str], typer.Option("--timeout", help="Give up waiting after this, e.g. 20m; the server stays.")
+        str | None, typer.Option("--timeout", help="Give up waiting after this, e.g. 20m; the server stays.")
     ] = None,
     burst: Annotated[
-        Optional[int], typer.Option("--burst", min=0, help="So many requests at once after the smoke.")
+        int | None, typer.Option("--burst", min=0, help="So many requests at once after the smoke.")
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Stop a server of ours on the same port first.")] = False,
     config: Config = None,
@@ -140,11 +140,11 @@ def launch(
 @app.command(epilog="Example: deployctl wait")
 def wait(
     hosts: Hosts = None,
-    attempt: Annotated[Optional[int], typer.Option("--attempt", help="This attempt instead of the newest.")] = None,
-    timeout: Annotated[Optional[str], typer.Option("--timeout", help="Give up waiting after this, e.g. 20m.")] = None,
+    attempt: Annotated[int | None, typer.Option("--attempt", help="This attempt instead of the newest.")] = None,
+    timeout: Annotated[str | None, typer.Option("--timeout", help="Give up waiting after this, e.g. 20m.")] = None,
     no_smoke: Annotated[bool, typer.Option("--no-smoke", help="Ready is enough.")] = False,
     burst: Annotated[
-        Optional[int], typer.Option("--burst", min=0, help="So many requests at once after the smoke.")
+        int | None, typer.Option("--burst", min=0, help="So many requests at once after the smoke.")
     ] = None,
     config: Config = None,
     as_json: Json = False,
@@ -170,13 +170,13 @@ def wait(
 @app.command(epilog="Example: deployctl smoke --burst 16")
 def smoke(
     hosts: Hosts = None,
-    attempt: Annotated[Optional[int], typer.Option("--attempt", help="This attempt instead of the newest.")] = None,
-    burst: Annotated[Optional[int], typer.Option("--burst", min=0, help="So many requests at once.")] = None,
-    prompt: Annotated[Optional[str], typer.Option("--prompt", help="Instead of the profile's prompt.")] = None,
+    attempt: Annotated[int | None, typer.Option("--attempt", help="This attempt instead of the newest.")] = None,
+    burst: Annotated[int | None, typer.Option("--burst", min=0, help="So many requests at once.")] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Instead of the profile's prompt.")] = None,
     expect: Annotated[
-        Optional[str], typer.Option("--expect", help="A regular expression that the answer must match.")
+        str | None, typer.Option("--expect", help="A regular expression that the answer must match.")
     ] = None,
-    max_tokens: Annotated[Optional[int], typer.Option("--max-tokens", min=1)] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1)] = None,
     config: Config = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -199,19 +199,17 @@ def smoke(
 @app.command(epilog="Example: deployctl logs --crash; deployctl logs -f --grep 'Decode batch'")
 def logs(
     hosts: Hosts = None,
-    log_tag: Annotated[Optional[str], typer.Option("--log-tag", "-t", help="The newest attempt with this tag.")] = None,
-    attempt: Annotated[Optional[int], typer.Option("--attempt", help="This attempt instead of the newest.")] = None,
+    log_tag: Annotated[str | None, typer.Option("--log-tag", "-t", help="The newest attempt with this tag.")] = None,
+    attempt: Annotated[int | None, typer.Option("--attempt", help="This attempt instead of the newest.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
     lines: Annotated[
-        Optional[int], typer.Option("--lines", "-n", min=0, help="So many lines from the end (default 100).")
+        int | None, typer.Option("--lines", "-n", min=0, help="So many lines from the end (default 100).")
     ] = None,
-    grep: Annotated[
-        Optional[str], typer.Option("--grep", help="Only lines that match this regular expression.")
-    ] = None,
-    since: Annotated[Optional[str], typer.Option("--since", help="10m, 2h, 14:30, or 2026-01-31 14:30.")] = None,
+    grep: Annotated[str | None, typer.Option("--grep", help="Only lines that match this regular expression.")] = None,
+    since: Annotated[str | None, typer.Option("--since", help="10m, 2h, 14:30, or 2026-01-31 14:30.")] = None,
     crash: Annotated[bool, typer.Option("--crash", help="Only the cause of the crash.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="All attempts and their logs.")] = False,
-    output: Annotated[Optional[Path], typer.Option("--output", "-o", help="Write the whole log to this file.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the whole log to this file.")] = None,
     config: Config = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -265,7 +263,7 @@ def history(
 @app.command(epilog="Example: deployctl stop")
 def stop(
     hosts: Hosts = None,
-    attempt: Annotated[Optional[int], typer.Option("--attempt", help="Only this attempt.")] = None,
+    attempt: Annotated[int | None, typer.Option("--attempt", help="Only this attempt.")] = None,
     config: Config = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -298,7 +296,7 @@ def clean(
 def rollback(
     hosts: Hosts = None,
     to: Annotated[
-        Optional[str], typer.Option("--to", help="Release number, `base`, or the patch whose newest release is meant.")
+        str | None, typer.Option("--to", help="Release number, `base`, or the patch whose newest release is meant.")
     ] = None,
     relaunch: Annotated[
         bool, typer.Option("--relaunch", help="Then start the profile that last ran on that release.")
@@ -336,7 +334,7 @@ def play(
     file: Annotated[str, typer.Argument(help="A playbook file, or a name under playbooks/.", metavar="FILE")],
     hosts: Hosts = None,
     settings: Annotated[
-        Optional[list[str]], typer.Option("--set", help="Set a variable: key=value.", metavar="K=V")
+        list[str] | None, typer.Option("--set", help="Set a variable: key=value.", metavar="K=V")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print the steps.")] = False,
     config: Config = None,

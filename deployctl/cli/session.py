@@ -70,7 +70,7 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._progress is not None:
             self._progress.close()
         if isinstance(error, KeyboardInterrupt):
@@ -78,7 +78,7 @@ class Session:
         if isinstance(error, DeployError):
             self._fail(error)
         elif isinstance(error, BrokenPipeError):
-            return False
+            return
         elif error is not None and not isinstance(error, (SystemExit, typer.Exit)):
             if self._debug:
                 traceback.print_exception(error)
@@ -90,7 +90,7 @@ class Session:
                 )
             )
         elif error is not None:
-            return False
+            return
         sys.stdout.flush()
         raise SystemExit(self._exit_code)
 

@@ -120,7 +120,7 @@ def tell(*, keep: bool = False, load_s: float = 2.0) -> int:
 
 
 def _acts(stage: _Stage) -> None:
-    _note("A host on this machine, reached over SSH, with an inference engine installed (a stand-in: no GPU, no model).")
+    _note("A host on this machine, reached over SSH, with an inference engine (a stand-in: no GPU, no model).")
     _note("The wish: switch speculative decoding off while more than 5 requests run.")
     out()
     _note("First attempt: skip the draft, keep the rest. The import check passes.")

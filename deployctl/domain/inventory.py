@@ -4,6 +4,7 @@ Defaults are merged at load: a `Host` is complete. Only what SSH itself would lo
 where hosts.yaml does not say it, so that an unwritten default never overrides the user's ssh_config.
 """
 
+import itertools
 import os
 import re
 import shlex
@@ -489,7 +490,7 @@ def _smoke(value: Value) -> Smoke | None:
 
 def _engine_of(command: Sequence[str]) -> str:
     """`sglang` when the command runs a module of the package sglang."""
-    for flag, module in zip(command, command[1:], strict=False):
+    for flag, module in itertools.pairwise(command):
         if flag == _MODULE_FLAG:
             return "sglang" if module.partition(".")[0] == "sglang" else "openai"
     return "openai"

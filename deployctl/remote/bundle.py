@@ -23,8 +23,8 @@ def source_of(module: str) -> str:
 def _imports_of(module: str) -> frozenset[str]:
     found: set[str] = set()
     for several, single in _IMPORT.findall(source_of(module)):
-        several = several.partition("#")[0]
-        found.update([single] if single else [part.partition(" as ")[0].strip() for part in several.split(",")])
+        names = [single] if single else several.partition("#")[0].split(",")
+        found.update(name.partition(" as ")[0].strip() for name in names)
     return frozenset(found)
 
 

@@ -101,7 +101,7 @@ class Progress:
             )
             self._line(host, f"log {event['log']}", "dim")
             load.began = time.monotonic() - max(0.0, time.time() - event["since"])
-            self._start_bar(host, load)
+            self._start_bar()
         elif kind == "expect":
             load.expect(event)
             if self._live is None:
@@ -140,7 +140,7 @@ class Progress:
 
     # -- the bar -----------------------------------------------------------------------------------------------------
 
-    def _start_bar(self, host: str, load: "_Load") -> None:
+    def _start_bar(self) -> None:
         if not sys.stderr.isatty() or self._quiet:
             return
         from rich.console import Console
@@ -167,7 +167,7 @@ class Progress:
         for host, load in list(self._bars.items()):
             grid = Table.grid(padding=(0, 1))
             fraction = load.fraction()
-            bar = ProgressBar(total=1.0, completed=fraction, width=32, pulse=fraction is None)
+            bar = ProgressBar(total=1.0, completed=fraction, width=32)
             grid.add_row(host, bar, load.describe())
             rows.append(grid)
         return Group(*rows)
@@ -196,7 +196,7 @@ class _Load:
             self._progress = event["progress"]
         self.text = event["name"]
 
-    def fraction(self) -> float | None:
+    def fraction(self) -> float:
         """How far the load is, by earlier loads where there are any; else by phases; at most 0.99."""
         if self._expected and self._phases:
             before = sum(self._phases.get(name, 0.0) for name in _PHASES[: _PHASES.index(self._current)])

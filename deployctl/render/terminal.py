@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
     """`0.42 s`, `12 s`, `8 min 50 s`, `3 h 12 min`, `2 d 4 h`."""
     if seconds < 10:
         return f"{seconds:.2f} s"
-    whole = int(round(seconds))
+    whole = round(seconds)
     for name, size, below, smaller in (("d", 86400, 3600, "h"), ("h", 3600, 60, "min"), ("min", 60, 1, "s")):
         if whole >= size:
             return f"{whole // size} {name} {whole % size // below} {smaller}"

@@ -103,9 +103,8 @@ def _launch(host: HostReport, verbose: bool) -> list[str]:
     fields = host.fields
     if "attempt" not in fields or "log_tag" not in fields:
         return [_status_word(host)]
-    lines = [
-        f"{_status_word(host)}  attempt {fields['attempt']} ({neutral(fields['log_tag'])}), pid {fields.get('pid')}, {fields.get('url')}"
-    ]
+    where = f"pid {fields.get('pid')}, {fields.get('url')}"
+    lines = [f"{_status_word(host)}  attempt {fields['attempt']} ({neutral(fields['log_tag'])}), {where}"]
     if fields.get("ready_seconds") is not None:
         parts = ", ".join(f"{phase['name']} {duration(phase['seconds'])}" for phase in fields.get("phases") or [])
         lines.append(f"  ready in {duration(fields['ready_seconds'])}" + (f" ({parts})" if parts else ""))
@@ -175,9 +174,11 @@ def _status(host: HostReport, verbose: bool) -> list[str]:
     server = fields.get("server")
     if server:
         phase = f" ({server['phase']})" if server.get("phase") else ""
+        word = style(server["state"], "bold", "green" if server["state"] == "ready" else "yellow")
+        tag = neutral(server["log_tag"])
         lines.append(
-            f"server    {style(server['state'], 'bold', 'green' if server['state'] == 'ready' else 'yellow')}{phase}  attempt "
-            f"{server['attempt']} ({server['profile']}, {neutral(server['log_tag'])}), pid {server['pid']}, {server['url']}, "
+            f"server    {word}{phase}  attempt {server['attempt']} ({server['profile']}, {tag}), "
+            f"pid {server['pid']}, {server['url']}, "
             f"up {duration(server['uptime_s'])}, release {server['release']}"
         )
     else:

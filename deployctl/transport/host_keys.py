@@ -1,4 +1,4 @@
-"""Is this the machine it was last time? Known keys from OpenSSH's files; unknown ones asked about; changed ones refused."""
+"""Is this the machine it was last time? Keys from OpenSSH's files; unknown ones asked about, changed ones refused."""
 
 import base64
 import hashlib

@@ -140,7 +140,7 @@ class _Background(Generic[T]):
     def _run(self) -> None:
         try:
             self._value = self._compute()
-        except BaseException as error:  # noqa: BLE001 - raised again in result()
+        except BaseException as error:
             self._error = error
 
     def result(self) -> T:
@@ -271,7 +271,7 @@ def _connect_through(target: Target, options: ssh_config.SshOptions, way: Any) -
     import paramiko
 
     client = paramiko.SSHClient()
-    client.set_missing_host_key_policy(_KeyPolicy(target, options))
+    client.set_missing_host_key_policy(_KeyPolicy(target, options))  # type: ignore[arg-type]
     import fabric
 
     connection = fabric.Connection(

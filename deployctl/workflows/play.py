@@ -149,7 +149,9 @@ def perform(run: Run, step: Step, hosts: Sequence[Host], on_data: logs.OnData) -
             report = push.rollback(run, hosts, **args)
             return serve.relaunch(run, hosts) if relaunch and report.exit_code == 0 else report
         case "launch":
-            options = {key: args[key] for key in ("burst", "wait", "clean", "smoke", "replace") if key in args}
+            options: dict[str, Any] = {
+                key: args[key] for key in ("burst", "wait", "clean", "smoke", "replace") if key in args
+            }
             if "timeout" in args:
                 options["timeout_s"] = args["timeout"]
             profile = run.inventory.profile(args.get("profile"))
@@ -172,7 +174,7 @@ def perform(run: Run, step: Step, hosts: Sequence[Host], on_data: logs.OnData) -
         case "stop" | "clean":
             return serve.ask_each(run, step.name, hosts, args)
         case "run":
-            asked = {key: args[key] for key in ("argv", "env", "cwd") if key in args}
+            asked: dict[str, Any] = {key: args[key] for key in ("argv", "env", "cwd") if key in args}
             return serve.ask_each(run, "run", hosts, {**asked, "timeout_s": args.get("timeout")})
         case "copy":
             return _copy(run, hosts, args)

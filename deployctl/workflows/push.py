@@ -163,13 +163,13 @@ def _ask_outcome(run: Run, operation: str, host: Host, transaction: str, lost: L
             "warnings": [f"the link broke ({lost.message}), but the {operation} had been committed"],
         }
         return HostReport(name=host.name, status=status, fields=fields)
-    error = {
+    problem = {
         "kind": "link-lost",
         "message": f"{lost.message}; the {operation} was not committed and the host is as before",
         "hint": "the same command again",
     }
     fields = {"release": answer.get("release"), "transaction": transaction}
-    return HostReport(name=host.name, status="restored", exit_code=1, error=error, fields=fields)
+    return HostReport(name=host.name, status="restored", exit_code=1, error=problem, fields=fields)
 
 
 def _undo_committed(run: Run, report: Report, hosts: Sequence[Host]) -> Report:

@@ -98,7 +98,7 @@ def test_ctrl_c_detaches_from_a_load(tmp_path):
         until(lambda: list((rig.home / "deployctl-logs").glob("*.log")), what="the log")
         until(lambda: rig.host("status")["server"], what="the server")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        _out, err = process.communicate(timeout=20)
         assert process.returncode == 130
         assert "deployctl wait" in err
         assert rig.host("status")["server"]["state"] == "loading"
