@@ -161,11 +161,14 @@ def _distributions(name, sites, search):
         search: The server's path.
     """
     named, others = [], []
-    for site in sorted(sites) + [entry for entry in search if entry not in sites]:
+    # One folder may stand on the path under two names (lib64 is a link to lib in virtual environments).
+    real = list(dict.fromkeys(os.path.realpath(entry) for entry in [*sorted(sites), *search]))
+    sites = {os.path.realpath(site) for site in sites}
+    for site in real:
         for entry in _listdir(site):
             if not entry.endswith((".dist-info", ".egg-info")):
                 continue
-            stem = entry[: -len(".dist-info")].split("-")[0]
+            stem = entry.rpartition(".")[0].split("-")[0]
             if re.sub(r"[-_.]+", "_", stem).lower() == name.lower():
                 named.append((os.path.join(site, entry), site in sites))
             elif site in sites and entry.endswith(".dist-info"):
@@ -261,7 +264,7 @@ def _metadata_version(at):
             if not line:
                 break  # the headers end here
     # A damaged one still has its version in the folder's name.
-    return os.path.basename(at)[: -len(".dist-info")].partition("-")[2] or _UNKNOWN_VERSION
+    return (os.path.basename(at).rpartition(".")[0].split("-") + [""])[1] or _UNKNOWN_VERSION
 
 
 def _version_file(directory):
@@ -340,17 +343,23 @@ def differing_from_origin(package, hashes):
     if package.record is not None:
         return _from_record(package, hashes)
     if package.git_root is not None:
-        status, listing, complaint = _git(
-            package.directory, "status", "--porcelain", "-z", "--no-renames", "-uall", "--", "."
-        )
-        if status != 0:
-            raise Failure(
-                "git cannot compare %s with HEAD: %s" % (package.directory, complaint),
-                kind="git",
-                hint="run git status there on the host",
-            )
-        return _from_status(listing, package)
+        # Not `git status`: it takes line ends that git itself converts for changes.
+        changed = _paths(package, "diff", "--name-only", "-z", "--relative", "--no-renames", "--no-ext-diff", "HEAD")
+        added = _paths(package, "ls-files", "-z", "--others", "--exclude-standard")
+        return sorted(path for path in changed | added if not is_bytecode(path))
     return []
+
+
+def _paths(package, *words):
+    """What a git command lists for the package, relative to it."""
+    status, listing, complaint = _git(package.directory, *words, "--", ".")
+    if status != 0:
+        raise Failure(
+            "git cannot compare %s with HEAD: %s" % (package.directory, complaint),
+            kind="git",
+            hint="run git status there on the host",
+        )
+    return {path.decode("utf-8", "surrogateescape") for path in listing.split(b"\0") if path}
 
 
 def _from_record(package, hashes):
@@ -369,17 +378,6 @@ def _from_record(package, hashes):
                 listed = _read_record(_read(os.path.join(site, entry, "RECORD")), os.path.basename(package.directory))
                 differing -= {path for path in extra if path in listed and listed[path] in (None, hashes[path])}
     return sorted(differing)
-
-
-def _from_status(listing, package):
-    prefix = os.path.relpath(package.directory, os.path.realpath(package.git_root))
-    prefix = "" if prefix == "." else prefix + "/"
-    paths = []
-    for entry in listing.split(b"\0"):
-        path = entry[3:].decode("utf-8", "surrogateescape")
-        if path.startswith(prefix) and not is_bytecode(path):
-            paths.append(path[len(prefix) :])
-    return sorted(path for path in paths if path)
 
 
 def is_bytecode(path):
