@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -106,7 +107,7 @@ def test_differing_from_the_record(home, site):
     record = next(site.glob("*.dist-info")) / "RECORD"
     record.write_text(
         record.read_text() + "fakesgl/gen.py,,\nfakesgl/__pycache__/x.cpython-311.pyc,,\nfakesgl/odd.py,md5=xx,1\n"
-        "fakesgl/broken.py,sha256=!,1\n"
+        "fakesgl/broken.py,sha256=abcde,1\n"
     )
     for name in ("gen.py", "odd.py", "broken.py"):
         (place / name).write_text("generated\n")
@@ -278,6 +279,23 @@ def test_a_finder_that_fails(home, site, monkeypatch):
 
     monkeypatch.setattr(sys, "meta_path", [Broken])
     assert "RuntimeError: rebuild failed" in failing(site).message
+
+
+def test_a_folder_that_hides_an_editable_install(home, site, monkeypatch):
+    """A finder is asked after the path: a folder of the package's name in the home directory hides what it finds."""
+    place = write(site / "fakesgl")
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name != "fakesgl":
+                return None
+            return importlib.util.spec_from_file_location(name, place / "__init__.py")
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    assert str(place) == locate("/nowhere").directory
+    (home / "fakesgl").mkdir()
+    assert f"it hides {place}" in failing("/nowhere").hint
 
 
 def test_inside_a_zip_file(home, tmp_path):

@@ -94,6 +94,29 @@ def test_another_file_is_refused_or_patched_exactly_in_place(old, new, other):
     assert other == unified.apply(result, reverse, "x.py")
 
 
+PIECE = st.sampled_from(
+    [
+        b"--- a/x.py", b"+++ b/x.py", b"--- /dev/null", b"+++ /dev/null", b"@@ -1 +1 @@", b"@@ -0,0 +1,2 @@", b"@@ -1,2 +1 @@",
+        b"-a", b"+b", b" c", b"", b"\\ No newline at end of file", b"diff --git a/x.py b/x.py", b"new file mode 100755",
+        b"deleted file mode 100644", b"index 1..2", b"-- ", b"@@ x", b'--- "a', b"diff --git ", b"\r", b"--- x\r", b"+++ x\r",
+    ]
+)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(PIECE, max_size=12), st.none() | TEXT)
+def test_any_text_is_read_or_refused(pieces, old):
+    """Whatever the diff holds, the answer is new content or a failure in words, never another exception."""
+    try:
+        files = unified.parse(b"\n".join(pieces))
+        unified.target_paths(files, "sglang", lambda path: old is not None)
+        for file_patch in files:
+            unified.apply(old, file_patch, "x.py")
+    except Failure as failure:
+        assert failure.kind in ("bad-diff", "hunk-failed", "crlf")
+        assert failure.hint
+
+
 def test_a_misfit_shows_the_hunk_and_the_real_lines():
     """The user sees what the diff wanted and what the file holds, and where both are."""
     failure = refused(b"--- a/x.py\n+++ b/x.py\n@@ -2,2 +2,2 @@ def f():\n two\n-THREE\n+drei\n")
@@ -287,7 +310,7 @@ def test_new_files_are_read_as_the_others_are():
     new = file("/dev/null", "b/python/sglang/srt/new.py")
     paths = unified.target_paths(unified.parse(rooted + new), "sglang", EXISTING.__contains__)
     assert ["srt/args.py", "srt/new.py"] == paths
-    with pytest.raises(Failure, match="test/test_new.py, which lies outside"):
+    with pytest.raises(Failure, match=r"test/test_new\.py, which lies outside"):
         unified.target_paths(
             unified.parse(rooted + file("/dev/null", "b/test/test_new.py")), "sglang", EXISTING.__contains__
         )
