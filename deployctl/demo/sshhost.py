@@ -18,6 +18,8 @@ from types import TracebackType
 from typing import IO, Self
 
 import paramiko
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from paramiko.common import (
     AUTH_FAILED,
     AUTH_SUCCESSFUL,
@@ -28,9 +30,10 @@ from paramiko.common import (
 
 _BLOCK = 65536
 _PATIENCE_S = 5.0
+_CLIENT_IS_GONE = (OSError, EOFError, paramiko.SSHException)
 _LOGGER = "deployctl.demo.sshhost"
-logging.getLogger(_LOGGER).addHandler(logging.NullHandler())
-logging.getLogger(_LOGGER).propagate = False
+# A client that hangs up is nothing to tell anybody; the library logs a traceback for each.
+logging.getLogger(_LOGGER).setLevel(logging.CRITICAL + 1)
 
 
 class EmbeddedHost:
@@ -173,10 +176,11 @@ class EmbeddedHost:
                 start_new_session=True,
             )
         except OSError as error:
-            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            with contextlib.suppress(*_CLIENT_IS_GONE):
                 channel.sendall_stderr(f"embedded host: {error}\n".encode())
                 channel.send_exit_status(126)
-            channel.close()
+            with contextlib.suppress(*_CLIENT_IS_GONE):
+                channel.close()
             return
         with self._lock:
             self.sessions += 1
@@ -188,11 +192,19 @@ class EmbeddedHost:
                 self._processes.discard(process)
 
 
-def _key(path: Path) -> paramiko.ECDSAKey:
-    """The private key at `path`, made if it is not there."""
+def _key(path: Path) -> paramiko.Ed25519Key:
+    """The private key at `path` in OpenSSH's format, made if it is not there.
+
+    Ed25519, because it is the last kind that paramiko's client tries a key file as: with another, its complaint about
+    the format hides why the host refused the key.
+    """
     if not path.exists():
-        paramiko.ECDSAKey.generate(bits=256).write_private_key_file(str(path))
-    return paramiko.ECDSAKey.from_private_key_file(str(path))
+        text = Ed25519PrivateKey.generate().private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        )
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+            out.write(text)
+    return paramiko.Ed25519Key.from_private_key_file(str(path))
 
 
 class _Connection(paramiko.Transport):
@@ -255,16 +267,16 @@ def _attend(process: subprocess.Popen[bytes], channel: paramiko.Channel) -> None
     for pump in pumps:
         pump.start()
     status = process.wait()
-    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+    with contextlib.suppress(*_CLIENT_IS_GONE):
         if status >= 0:
             channel.send_exit_status(status)
         else:
             _send_exit_signal(channel, -status)
     for pump in pumps:
         pump.join()
-    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+    with contextlib.suppress(*_CLIENT_IS_GONE):
         channel.shutdown_write()
-    channel.close()
+        channel.close()
 
 
 def _send_exit_signal(channel: paramiko.Channel, number: int) -> None:
@@ -284,7 +296,7 @@ def _send_exit_signal(channel: paramiko.Channel, number: int) -> None:
 def _feed(channel: paramiko.Channel, stdin: IO[bytes]) -> None:
     """From the client to the command; what a command does not read is taken and dropped, so that nobody waits."""
     reading = True
-    with contextlib.suppress(OSError, EOFError):
+    with contextlib.suppress(*_CLIENT_IS_GONE):
         while chunk := channel.recv(_BLOCK):
             if reading:
                 try:
@@ -303,6 +315,6 @@ def _write_all(handle: int, data: bytes) -> None:
 
 def _pump(source: IO[bytes], send: Callable[[bytes], object]) -> None:
     """From the command to the client; when the client is gone, the command finds its output closed."""
-    with contextlib.suppress(OSError, EOFError), source:
+    with contextlib.suppress(*_CLIENT_IS_GONE), source:
         while chunk := os.read(source.fileno(), _BLOCK):
             send(chunk)

@@ -227,7 +227,7 @@ class ServerArgs:
 
 def prepare_server_args(argv: List[str]) -> ServerArgs:
     """The arguments of a command line, checked; wrong ones end the process with status 2."""
-    parser = argparse.ArgumentParser(prog="launch_server.py")
+    parser = argparse.ArgumentParser(prog="sglang serve")
     ServerArgs.add_cli_args(parser)
     raw_args = parser.parse_args(argv)
     server_args = ServerArgs.from_cli_args(raw_args)

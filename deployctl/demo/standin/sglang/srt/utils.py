@@ -30,10 +30,11 @@ def clock(seconds):
 
 
 def shards_progress(label, done, total, elapsed_s):
-    """One state of the weight loader's bar: a carriage return, the state, a newline."""
+    """One state of the weight loader's bar: a carriage return and no newline before the last state."""
     rate = done / elapsed_s if done and elapsed_s else 0
     timing = "%s<%s, %5.2fit/s" % (clock(elapsed_s), clock((total - done) / rate), rate) if rate else "00:00<?, ?it/s"
-    _write(2, "\r%s: %3d%% Completed | %d/%d [%s]\n" % (label, 100 * done // total, done, total, timing))
+    end = "\n" if done == total else ""
+    _write(2, "\r%s: %3d%% Completed | %d/%d [%s]%s" % (label, 100 * done // total, done, total, timing, end))
 
 
 def bar_progress(label, done, total, elapsed_s):

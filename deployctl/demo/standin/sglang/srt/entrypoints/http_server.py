@@ -1,5 +1,6 @@
 """The HTTP server, and the life of the parent process."""
 
+import contextlib
 import dataclasses
 import http
 import http.client
@@ -285,11 +286,12 @@ def install_running_signals(engine):
     """While serving: a failed rank ends everything, SIGTERM drains first."""
 
     def on_quit(signum, frame):
-        log("SIGQUIT received. signum=%d, frame=%r. It usually means one child failed." % (signum, frame))
+        # The engine's event loop calls its handlers without arguments.
+        log("SIGQUIT received. signum=None, frame=None. It usually means one child failed.")
         engine.kill_process_tree(include_parent=True)
 
     def on_terminate(signum, frame):
-        log("SIGTERM received. signum=%d frame=%r. Draining requests and shutting down..." % (signum, frame))
+        log("SIGTERM received. signum=None frame=None. Draining requests and shutting down...")
         if not engine.gracefully_exit:
             engine.gracefully_exit = True
             threading.Thread(target=engine.drain, daemon=True).start()
@@ -332,19 +334,17 @@ def warm_up(engine):
     if args.api_key:
         headers["Authorization"] = "Bearer " + args.api_key
     body = json.dumps({"text": WARMUP_PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": 8}})
-    connection = http.client.HTTPConnection(host, args.port, timeout=600)
     try:
         for method, path, sent in (("GET", "/model_info", None), ("POST", "/generate", body)):
-            connection.request(method, path, sent, headers)
-            response = connection.getresponse()
-            text = response.read()
+            with contextlib.closing(http.client.HTTPConnection(host, args.port, timeout=600)) as connection:
+                connection.request(method, path, sent, headers)
+                response = connection.getresponse()
+                text = response.read()
             if response.status != 200:
                 raise OSError("%s answered %d: %r" % (path, response.status, text[:200]))
     except (OSError, http.client.HTTPException) as error:
         log("Initialization failed. warmup error: %s" % error)
         return False
-    finally:
-        connection.close()
     return True
 
 

@@ -74,6 +74,7 @@ class Loader:
         self.init_distributed()
         self.load_weights("weights", "DeepseekV3ForCausalLM", 137.34, 107.12, shards=8)
         self.work(self.seconds("kv"))
+        self.say("Using KV cache dtype: torch.bfloat16")
         self.say("KV Cache is allocated. #tokens: 279520, KV size: 18.29 GB")
         self.say("Memory pool end. avail mem=11.87 GB")
         self.capture("cuda graph", "graphs", 11.70, batches=6)
@@ -131,9 +132,9 @@ class Loader:
     def load_weights(self, part, kind, before_gb, size_gb, shards):
         self.say("Load weight begin. avail mem=%.2f GB" % before_gb)
         began = time.monotonic()
-        self.steps(shards_progress, lambda _: "Loading safetensors checkpoint shards", shards, part)
+        self.steps(shards_progress, lambda _: "Multi-thread loading shards", shards, part)
         self.say(
-            "Load weight end. elapsed=%.2f s, type=%s, dtype=torch.bfloat16, avail mem=%.2f GB, mem usage=%.2f GB."
+            "Load weight end. elapsed=%.2f s, type=%s, avail mem=%.2f GB, mem usage=%.2f GB."
             % (time.monotonic() - began, kind, before_gb - size_gb, size_gb)
         )
 

@@ -44,7 +44,7 @@ class Scheduler:
         self.arrivals = queue.Queue()
         self.forward_ct_decode = 0
         self.num_generated_tokens = 0
-        self.last_log_at = time.monotonic()
+        self.last_log_at = self.last_prefill_at = time.monotonic()
 
     def send(self, message):
         try:
@@ -115,19 +115,22 @@ class Scheduler:
         return ScheduleBatch(chosen, self.tree_cache, "extend")
 
     def run_prefill(self, batch):
-        if any(req.kind != "health" for req in batch.reqs):
-            log(
-                "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: 0, token usage: %.2f, #running-req: %d, "
-                "#queue-req: %d, cuda graph: False"
-                % (
-                    len(batch.reqs),
-                    sum(req.prompt_tokens for req in batch.reqs),
-                    self.token_usage(),
-                    len(self.running_batch.reqs),
-                    len(self.waiting_queue),
-                ),
-                self.mark,
-            )
+        now = time.monotonic()
+        new_tokens = sum(req.prompt_tokens for req in batch.reqs)
+        log(
+            "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: 0, token usage: %.2f, #running-req: %d, "
+            "#queue-req: %d, #pending-token: 0, cuda graph: False, input throughput (token/s): %.2f"
+            % (
+                len(batch.reqs),
+                new_tokens,
+                self.token_usage(),
+                len(self.running_batch.reqs),
+                len(self.waiting_queue),
+                new_tokens / max(now - self.last_prefill_at, 1e-9),
+            ),
+            self.mark,
+        )
+        self.last_prefill_at = now
         time.sleep(PREFILL_S)
         self.process_batch_result(batch, self.run_batch(batch))
         self.running_batch.merge_batch(batch)
