@@ -207,7 +207,7 @@ def _read(path):
 def _read_record(raw, name):
     """The rows of a RECORD that lie in the package."""
     prefix = name + "/"
-    record = {}
+    record: dict[str, str | None] = {}
     if (b"\n" + prefix.encode()) not in b"\n" + raw.replace(b'"', b""):
         return record
     for row in csv.reader(raw.decode("utf-8", "surrogateescape").replace("\r", "").split("\n")):

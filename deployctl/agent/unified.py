@@ -138,7 +138,7 @@ class _Parser:
         start = int(match.group(1))
         if old_left and not start:
             raise _bad("line numbers begin at 1", at)
-        body = []
+        body: list[tuple[str, bytes]] = []
         self._at += 1
         while old_left or new_left:
             if self._at >= len(self._lines):

@@ -56,7 +56,7 @@ def _key(epoch, release, pre, post, dev, local=None):
         pre_key = (1,)
     post_key = (-1,) if post is None else (0, post)
     dev_key = (1,) if dev is None else (0, dev)
-    local_key = (0,)
+    local_key: tuple[object, ...] = (0,)
     if local is not None:
         local_key = (1, *[(1, int(part), "") if part.isdigit() else (0, 0, part) for part in local])
     return (epoch, release, pre_key, post_key, dev_key, local_key)

@@ -145,9 +145,11 @@ def test_a_folder_without_init_is_no_file(python, place):
 
 
 def test_changed_meanwhile(python, place):
-    """The content that is imported must be the content that was put there."""
-    module, path, _ = entry(place, "srt/args.py")
+    """The content that is imported must be the content that was put there, and still be there."""
+    module, path, digest = entry(place, "srt/args.py")
     assert "changed-meanwhile" == failing(python, [(module, path, "0" * 64)]).kind
+    (place / "srt/args.py").write_text("import os\nos.unlink(__file__)\n")
+    assert "changed-meanwhile" == failing(python, [(module, path, digest)]).kind
 
 
 def test_old_bytecode_is_found(python, place):
