@@ -1,4 +1,4 @@
-"""Reaching a host: one command's streams, over SSH or on this machine. Alone in knowing fabric and paramiko."""
+"""Reaching a host: one command's streams, over SSH or on this machine. Alone in knowing paramiko."""
 
 from deployctl.domain.inventory import Host
 from deployctl.transport.base import Channel, Completed, Transport

@@ -1,21 +1,22 @@
-"""SSH through fabric and paramiko: one connection to a host, one channel a command.
+"""SSH through paramiko: one connection to a host, one channel a command.
 
-Fabric makes the connection and its gateways; commands run on plain channels, because their input is sent in blocks
-(Fabric's `in_stream` sends a byte every 10 ms) and both outputs must be drained at once.
+paramiko alone: Fabric adds a third of a second of imports to every command and brings what is not used here (its `run`
+sends input a byte every 10 ms, its connection accepts any host key); gateways and proxy commands are a few lines below.
 """
 
 import contextlib
 import os
 import shlex
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
-from deployctl.errors import AuthenticationError, DeployError, HostKeyError, LinkLost, Unreachable
+from deployctl.errors import AuthenticationError, DeployError, LinkLost, Unreachable
 from deployctl.transport import host_keys, ssh_config
 from deployctl.transport.base import Completed
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import paramiko
 
 T = TypeVar("T")
+_LOADING = threading.Lock()
 _TAIL_BYTES = 65536
 _KEEPALIVE_S = 15
 _SEND_BLOCK = 32768
@@ -44,6 +46,20 @@ class Target:
     connect_timeout_s: float = 15.0
     tries: int = 3
     dead_peer_s: float = 45.0
+
+
+def _load_paramiko() -> None:
+    """Import paramiko without Invoke, which it wants for `Match exec` of its own config reader alone.
+
+    That reader refuses `Match` here anyway (see `ssh_config`), and the import is a third of the whole: 60 of 150 ms.
+    """
+    with _LOADING:
+        if "paramiko" not in sys.modules and "invoke" not in sys.modules:
+            sys.modules["invoke"] = None  # type: ignore[assignment]
+            try:
+                import paramiko  # noqa: F401
+            finally:
+                del sys.modules["invoke"]
 
 
 class _Crowded(Unreachable):
@@ -76,7 +92,9 @@ class SshTransport:
     def __init__(self, target: Target, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._target = target
         self._sleep = sleep
-        self._connection: Any = None
+        self._client: paramiko.SSHClient | None = None
+        # Connections to jump hosts, to be closed after the one that goes through them.
+        self._way: list[paramiko.SSHClient] = []
 
     def __enter__(self) -> Self:
         from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential_jitter
@@ -86,11 +104,10 @@ class SshTransport:
             limit = _CROWDED_TRIES if isinstance(error, _Crowded) else self._target.tries
             return state.attempt_number >= limit
 
-        # The resolution by ssh costs a process and paramiko's import as much time: side by side.
+        # The resolution by ssh costs a process, and paramiko's import as much time: side by side.
         options = _Background(lambda: ssh_config.resolve(self._target.address, self._target.user, self._target.port))
         early = _Background(lambda: _early_socket(options.result(), self._target))
-        import fabric  # noqa: F401
-
+        _load_paramiko()
         retrying = Retrying(
             retry=retry_if_exception_type((_Crowded, _Transient)),
             stop=enough,
@@ -102,26 +119,28 @@ class SshTransport:
         sockets = iter([early])
 
         def once() -> None:
-            first = next(sockets, None)
-            self._connection = _connect(self._target, resolved, first)
+            self._client = _connect(self._target, resolved, next(sockets, None), self._way)
 
         retrying(once)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._connection is not None:
-            # Closing joins paramiko's thread; the host does not need to be waited for.
-            connection, self._connection = self._connection, None
-            with contextlib.suppress(Exception):
-                connection.close()
+        for client in [self._client, *reversed(self._way)]:
+            if client is not None:
+                with contextlib.suppress(Exception):
+                    client.close()
+        self._client, self._way = None, []
 
     def open(self, argv: Sequence[str]) -> "SshChannel":
         """Start a command; see `Transport.open`."""
         import paramiko
 
         try:
-            channel = self._connection.transport.open_session(timeout=self._target.dead_peer_s)
-            channel.exec_command(command_line(argv))
+            assert self._client is not None
+            transport = self._client.get_transport()
+            assert transport is not None
+            channel = transport.open_session(timeout=self._target.dead_peer_s)
+            _exec_without_reply(transport, channel, command_line(argv))
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise LinkLost(f"no session on {self._target.name}: {error or type(error).__name__}") from error
         return SshChannel(channel, self._target)
@@ -150,6 +169,13 @@ class _Background(Generic[T]):
         return self._value
 
 
+class _Settled(_Background[Any]):
+    """A value that is there already."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(lambda: value)
+
+
 def _early_socket(options: ssh_config.SshOptions, target: Target) -> socket.socket | None:
     """The TCP connection, made while paramiko is being imported; None where a proxy makes it."""
     if target.jump or options.proxy_jump or options.proxy_command:
@@ -157,43 +183,56 @@ def _early_socket(options: ssh_config.SshOptions, target: Target) -> socket.sock
     return socket.create_connection((options.hostname, options.port), timeout=target.connect_timeout_s)
 
 
-def _connect(target: Target, options: ssh_config.SshOptions, early: "_Background[socket.socket | None] | None") -> Any:
-    """One try: a connected fabric Connection whose host key was checked."""
-    import fabric
+def _exec_without_reply(transport: "paramiko.Transport", channel: "paramiko.Channel", command: str) -> None:
+    """Ask for a command and do not wait for "granted": its input can follow at once, which saves a round trip.
+
+    A refusal shows itself by a channel that ends without output and status. RFC 4254, section 6.5; paramiko offers the
+    waiting form alone, hence its message by hand.
+    """
+    import paramiko
+    from paramiko.common import cMSG_CHANNEL_REQUEST
+
+    message = paramiko.Message()
+    message.add_byte(cMSG_CHANNEL_REQUEST)
+    message.add_int(channel.remote_chanid)
+    message.add_string("exec")
+    message.add_boolean(False)
+    message.add_string(command)
+    transport._send_user_message(message)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _connect(
+    target: Target,
+    options: ssh_config.SshOptions,
+    early: "_Background[Any] | None",
+    way: "list[paramiko.SSHClient]",
+) -> "paramiko.SSHClient":
+    """One try: a connected client whose host key was checked. Connections to jump hosts are added to `way`."""
     import paramiko
 
-    gateway = _gateway(target, options)
-    config = fabric.Config(overrides={"load_ssh_configs": False}, lazy=True)
-    connection = fabric.Connection(
-        options.hostname,
-        user=options.user,
-        port=options.port,
-        config=config,
-        gateway=gateway,
-        connect_timeout=target.connect_timeout_s,
-    )
     where = f"{options.user}@{host_keys.lookup_name(options.hostname, options.port)}"
-    policy = _KeyPolicy(target, options)
-    client = connection.client
-    client.set_missing_host_key_policy(policy)
-    # Keys of a type that is known are asked for first, as ssh does.
-    transport_class = _transport_class(options)
-    known_key: dict[str, Any] = {}
-    if early is not None:
-        try:
-            known_key["sock"] = early.result()
-        except OSError as error:
-            raise _no_connection(error, where, target) from error
-        if known_key["sock"] is None:
-            del known_key["sock"]
+    client = paramiko.SSHClient()
+    # paramiko is given no known hosts of its own: every key comes to this policy.
+    client.set_missing_host_key_policy(_KeyPolicy(target, options))  # type: ignore[arg-type]
     credentials, offered = _credentials(options)
     try:
-        connection.connect_kwargs = {}
-        _open(connection, client, options, target, gateway, known_key, credentials, transport_class)
+        sock = early.result() if early is not None else None
+        if sock is None:
+            sock = _reach(target, options, way)
+        client.connect(
+            hostname=options.hostname,
+            port=options.port,
+            username=options.user,
+            sock=sock,
+            timeout=target.connect_timeout_s,
+            banner_timeout=target.connect_timeout_s,
+            auth_timeout=max(target.connect_timeout_s, 30.0),
+            channel_timeout=target.dead_peer_s,
+            transport_factory=_transport_class(options),
+            **credentials,
+        )
     except DeployError:
         raise
-    except paramiko.BadHostKeyException as error:  # our policy decides; paramiko holds no keys of its own
-        raise HostKeyError(str(error)) from error
     except paramiko.PasswordRequiredException as error:
         raise AuthenticationError(
             f"a private key of {where} is encrypted, and there is no agent that holds it", hint="ssh-add the key"
@@ -211,88 +250,50 @@ def _connect(target: Target, options: ssh_config.SshOptions, early: "_Background
     assert transport is not None
     transport.set_keepalive(_KEEPALIVE_S)
     _bound_dead_peer(transport.sock, target.dead_peer_s)
-    connection.transport = transport
-    return connection
+    return client
 
 
-def _open(
-    connection: Any,
-    client: "paramiko.SSHClient",
-    options: ssh_config.SshOptions,
-    target: Target,
-    gateway: Any,
-    known: dict[str, Any],
-    credentials: dict[str, Any],
-    transport_class: Any,
-) -> None:
-    if gateway is not None and "sock" not in known:
-        known["sock"] = connection.open_gateway()
-    client.connect(
-        hostname=options.hostname,
-        port=options.port,
-        username=options.user,
-        timeout=target.connect_timeout_s,
-        banner_timeout=target.connect_timeout_s,
-        auth_timeout=max(target.connect_timeout_s, 30.0),
-        channel_timeout=target.dead_peer_s,
-        transport_factory=transport_class,
-        **known,
-        **credentials,
-    )
-
-
-def _gateway(target: Target, options: ssh_config.SshOptions) -> Any:
-    """The way there: a chain of connections for jumps, a proxy process for ProxyCommand, or None."""
+def _reach(target: Target, options: ssh_config.SshOptions, way: "list[paramiko.SSHClient]") -> Any:
+    """The stream to a host's sshd: plain TCP, through a chain of jump hosts, or a proxy command's."""
     jump = target.jump or options.proxy_jump
-    if jump:
-        from deployctl.domain.inventory import parse_address
+    if not jump:
+        if options.proxy_command:
+            import paramiko
 
-        way: Any = None
-        for hop in jump.split(","):
-            user, address, port = parse_address(hop.strip().removeprefix("ssh://"))
-            hop_target = Target(
-                name=hop,
-                address=address,
-                user=user,
-                port=port,
-                host_keys=target.host_keys,
-                connect_timeout_s=target.connect_timeout_s,
-                tries=1,
-            )
-            hop_options = ssh_config.resolve(address, user, port)
-            way = _connect_through(hop_target, hop_options, way)
-        return way
-    return options.proxy_command
+            return paramiko.ProxyCommand(options.proxy_command)
+        return socket.create_connection((options.hostname, options.port), timeout=target.connect_timeout_s)
+    from deployctl.domain.inventory import parse_address
+
+    previous: paramiko.SSHClient | None = None
+    for hop in jump.split(","):
+        user, address, port = parse_address(hop.strip().removeprefix("ssh://"))
+        hop_target = replace(target, name=hop, address=address, user=user, port=port, jump=None)
+        hop_options = ssh_config.resolve(address, user, port)
+        if previous is None:
+            previous = _connect(hop_target, hop_options, None, way)
+        else:
+            stream = _through(previous, hop_options, target)
+            previous = _connect(hop_target, hop_options, _Settled(stream), way)
+        way.append(previous)
+    assert previous is not None
+    return _through(previous, options, target)
 
 
-def _connect_through(target: Target, options: ssh_config.SshOptions, way: Any) -> Any:
-    if way is None:
-        return _connect(target, options, None)
+def _through(client: "paramiko.SSHClient", options: ssh_config.SshOptions, target: Target) -> Any:
+    """A stream to another host through a connected one."""
     import paramiko
 
-    client = paramiko.SSHClient()
-    client.set_missing_host_key_policy(_KeyPolicy(target, options))  # type: ignore[arg-type]
-    import fabric
-
-    connection = fabric.Connection(
-        options.hostname,
-        user=options.user,
-        port=options.port,
-        config=fabric.Config(overrides={"load_ssh_configs": False}, lazy=True),
-        gateway=way,
-    )
-    connection.client = client
-    credentials, offered = _credentials(options)
+    transport = client.get_transport()
+    assert transport is not None
     try:
-        _open(connection, client, options, target, way, {}, credentials, _transport_class(options))
-    except paramiko.AuthenticationException as error:
-        raise AuthenticationError(
-            f"authentication failed for the jump {target.name}, {offered} keys offered"
+        return transport.open_channel(
+            "direct-tcpip", (options.hostname, options.port), ("127.0.0.1", 0), timeout=target.connect_timeout_s
+        )
+    except paramiko.ChannelException as error:
+        raise _Transient(
+            f"the jump host cannot reach {options.hostname}:{options.port}: {error.text}",
+            hint=f"try from there: ssh -p {options.port} {options.hostname} true",
         ) from error
-    except (paramiko.SSHException, OSError, EOFError) as error:
-        raise _Transient(f"the jump {target.name} cannot be reached: {error}") from error
-    connection.transport = client.get_transport()
-    return connection
 
 
 def _transport_class(options: ssh_config.SshOptions) -> Any:
