@@ -174,7 +174,8 @@ class Writer:
                 drop_bytecode(target)
                 folders.add(_drop_empty(os.path.dirname(target), self._directory))
             self._checkpoint()
-            for folder in sorted(folders):
+            # A folder that lost its first file here may have lost its last, and have gone, since.
+            for folder in sorted(filter(os.path.isdir, folders)):
                 sync_folder(folder)
         except OSError as error:
             raise disk_failure(error, error.filename or self._directory) from error

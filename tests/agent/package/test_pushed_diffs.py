@@ -40,7 +40,8 @@ def test_new_empty_executable_changed_and_removed(box, work):
     expected |= {"srt/new/__init__.py": "", "srt/new/tool é x.py": "#!/usr/bin/env python3\n"}
     assert expected == box.tree()
     assert (box.package / "srt/new/tool é x.py").stat().st_mode & 0o111
-    assert "rolled_back" == box.ask("rollback", to="base", transaction="t2")["status"]
+    result = box.ask("rollback", to="base", transaction="t2")
+    assert "rolled_back" == result["status"], result
     assert before == box.tree()
 
 
