@@ -193,7 +193,7 @@ def parse(content: bytes, name: str) -> Value:
         line = content[: error.start].count(b"\n") + 1
         raise ConfigError(f"{name}:{line} not UTF-8 text", hint="save the file as UTF-8") from error
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -222,7 +222,7 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode):
             if not node.tag.startswith("tag:yaml.org,2002:"):
                 here.fail(f"tag {node.tag} is not supported")
-            return Value(node.value, node.style is None, self._name, line, path)
+            return Value(node.value, not node.style, self._name, line, path)
         if isinstance(node, yaml.SequenceNode):
             items = [self.value(item, f"{path}[{number}]", inside) for number, item in enumerate(node.value)]
             return Value(items, False, self._name, line, path)
@@ -234,8 +234,8 @@ class _Reader:
                 here.fail("keys must be plain words")
             key = key_node.value
             below = f"{path}.{key}" if path else key
-            at_key = Value(key, key_node.style is None, self._name, key_line, below)
-            if key == "<<" and key_node.style is None:
+            at_key = Value(key, not key_node.style, self._name, key_line, below)
+            if key == "<<" and not key_node.style:
                 at_key.fail("merge keys (<<) are not supported", hint="use defaults:, or repeat the keys")
             if key in entries:
                 at_key.fail(f"duplicate key (first on line {entries[key].line})")

@@ -14,7 +14,7 @@ import sys
 
 def _narrow_path():
     """Keep only the standard library on sys.path while the agent's own imports run; returns the full path."""
-    import os  # noqa: PLC0415 - already loaded by site; nothing may be imported before the path is narrowed
+    import os
 
     full = list(sys.path)
     home = os.path.dirname(os.path.abspath(os.__file__))
@@ -29,17 +29,75 @@ def _narrow_path():
     return full
 
 
+class _Codes:
+    """Compiled modules: compiling them takes longer than most operations, so the result is kept in the state directory.
+
+    Kept under the hash of the very bytes that were sent and the interpreter's magic tag, so it can never be stale; only
+    where the state directory exists already, and any trouble with it means to compile.
+    """
+
+    def __init__(self, request, bundle, sources):
+        import hashlib  # noqa: PLC0415
+        import os  # noqa: PLC0415
+
+        self._sources = sources
+        self._codes = {}
+        state = os.path.expanduser((request.get("host") or {}).get("state_dir") or "~/.deployctl")
+        tag = sys.implementation.cache_tag or "unknown"
+        self._path = os.path.join(state, "cache", "agent-%s-%s" % (hashlib.sha256(bundle).hexdigest()[:24], tag))
+        try:
+            import marshal  # noqa: PLC0415
+
+            if os.stat(os.path.dirname(self._path)).st_uid == os.geteuid():
+                with open(self._path, "rb") as source:
+                    self._codes = marshal.loads(source.read())  # noqa: S302 - our own file in our own 0700 folder
+        except (OSError, ValueError, EOFError, TypeError):
+            if os.path.isdir(state):
+                self._keep(state)
+
+    def _keep(self, state):
+        """Compile everything and write it down."""
+        import marshal  # noqa: PLC0415
+        import os  # noqa: PLC0415
+        import tempfile  # noqa: PLC0415
+
+        self._codes = {name: self._compile(name) for name in self._sources if name != "keeper"}
+        try:
+            folder = os.path.join(state, "cache")
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            for name in os.listdir(folder):
+                # Another version's: a few are kept, for operators with different versions.
+                if len(os.listdir(folder)) > 40:
+                    os.unlink(os.path.join(folder, name))
+            handle, temporary = tempfile.mkstemp(dir=folder)
+            with os.fdopen(handle, "wb") as out:
+                out.write(marshal.dumps(self._codes))
+            os.replace(temporary, self._path)
+        except OSError:
+            pass  # a full or read-only disk: the operation itself will say so where it matters
+
+    def _compile(self, name):
+        return compile(self._sources[name], "<deployctl agent>/%s.py" % name, "exec")
+
+    def of(self, name):
+        """The code of a module."""
+        return self._codes.get(name) or self._compile(name)
+
+
 def _boot():
     stdin = sys.stdin.buffer
     full_path = _narrow_path()
-    import importlib.abc  # noqa: PLC0415
-    import importlib.util  # noqa: PLC0415
-    import json  # noqa: PLC0415
-    import zlib  # noqa: PLC0415
+    import importlib.abc
+    import importlib.util
+    import json
+    import zlib
 
     header = json.loads(stdin.readline().decode("utf-8"))
-    sources = json.loads(zlib.decompress(stdin.read(header["bundle"])).decode("utf-8"))
+    bundle = stdin.read(header["bundle"])
+    sources = json.loads(zlib.decompress(bundle).decode("utf-8"))
     request = json.loads(zlib.decompress(stdin.read(header["request"])).decode("utf-8"))
+
+    codes = _Codes(request, bundle, sources)
 
     class MemoryImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Imports the package `deployctl_agent` from the sources that were sent."""
@@ -55,13 +113,13 @@ def _boot():
 
         def exec_module(self, module):
             name = module.__name__.partition(".")[2] or "__init__"
-            exec(compile(sources[name], "<deployctl agent>/%s.py" % name, "exec"), module.__dict__)  # noqa: S102
+            exec(codes.of(name), module.__dict__)  # noqa: S102
 
         def get_source(self, name):
             return sources.get(name.partition(".")[2] or "__init__")
 
     sys.meta_path.insert(0, MemoryImporter())
-    import deployctl_agent.main  # noqa: PLC0415
+    import deployctl_agent.main
 
     return deployctl_agent.main.serve(header, request, stdin, full_path, sources)
 

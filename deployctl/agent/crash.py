@@ -25,13 +25,14 @@ _TERMINAL = re.compile(
     rb"|Subprocess \S+ \(pid=\d+\) crashed with exit code|Rank \d+ scheduler is dead"
     rb"|Initialization failed\. warmup error"
 )
-# One line that is a cause by itself, most telling first.
+# One line that is a cause by itself, most telling first. None begins with `.*`: on a long line that takes the square of
+# its length, and a line may hold a whole request.
 _SINGLE = (
     re.compile(rb"^\S+( \S+)?: error: .+"),
-    re.compile(rb"\[Errno 98\].*|.*[Aa]ddress already in use.*|Port \S+ is already in use.*"),
+    re.compile(rb"\[Errno 98\].*|[Aa]ddress already in use.*|Port \S+ is already in use.*"),
     re.compile(rb"Not enough memory\. Please try to increase.*"),
     re.compile(rb"Capture cuda graph failed:.*"),
-    re.compile(rb".*CUDA out of memory.*"),
+    re.compile(rb"CUDA out of memory.*"),
     re.compile(rb"Out of memory even after retracting.*"),
     re.compile(rb"Scheduler watchdog timeout.*"),
     re.compile(rb"Watchdog caught collective operation timeout.*"),
@@ -40,7 +41,10 @@ _SINGLE = (
     re.compile(rb"Rank \d+ scheduler is dead.*"),
     re.compile(rb"Exit code: -?\d+"),
     re.compile(rb"deployctl: cannot start the server: .*"),
-    re.compile(rb"No module named .*|.*: No module named .*"),
+    re.compile(rb"No module named .*"),
+)
+_WHOLE = tuple(
+    rank for rank, pattern in enumerate(_SINGLE) if re.search(rb"already in use|CUDA out|No module", pattern.pattern)
 )
 _SECONDARY = re.compile(
     rb"DistBackendError|Gloo|gloo|Connection (closed|reset)|BrokenPipeError|EOFError|KeyboardInterrupt|NCCL error"
@@ -50,6 +54,7 @@ _PROGRESS = re.compile(
     rb"Decode batch|Prefill batch|Load weight (begin|end)|Capture .*graph (begin|end)|Memory pool end"
     rb"|Uvicorn running|fired up and ready"
 )
+_LONGEST = 4096
 _MOST_FRAMES = 200
 _MOST_BLOCKS = 40
 _WINDOW = 4 << 20
@@ -100,11 +105,13 @@ class CrashScanner:
             return
         if not line.strip():
             return
-        body = _STAMP.sub(b"", line)
+        body = _STAMP.sub(b"", line)[:_LONGEST]
         for rank, pattern in enumerate(_SINGLE):
             match = pattern.search(body)
             if match:
-                self._singles.setdefault(rank, match.group(0)[:1000])
+                # With what stands before it on the line: an exception's name, a program's.
+                whole = rank in _WHOLE and not match.group(0).startswith(b"[Errno")
+                self._singles.setdefault(rank, (body if whole else match.group(0))[:1000])
                 return
         if _PROGRESS.search(line) and self.terminal is None:
             self._blocks = [block for block in self._blocks if _HIT.search(block.lead)]

@@ -117,7 +117,7 @@ def _shm(context):
 
 
 def _session():
-    """logind may end everything of a user at logout, servers included."""
+    """Logind may end everything of a user at logout, servers included."""
     if os.geteuid() == 0 or shutil.which("loginctl") is None:
         return True, "servers outlive the session (host %s)" % socket.gethostname(), ""
     tool = gpu.Tool(["loginctl", "show-user", str(os.geteuid()), "--property=Linger"])

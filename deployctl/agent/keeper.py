@@ -74,7 +74,7 @@ def start_of(pid):
 def become_subreaper():
     """Have orphans of the server reparented to us while we live, so that they are reaped."""
     try:
-        import ctypes  # noqa: PLC0415
+        import ctypes
 
         pr_set_child_subreaper = 36
         ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)

@@ -263,7 +263,7 @@ def _option(argv, name):
 
 def _check_shm(context):
     """An engine with a full /dev/shm dies late and with a bus error."""
-    folder = context.host.get("shm_dir") or "/dev/shm"  # noqa: S108 - POSIX shared memory has no other place
+    folder = context.host.get("shm_dir") or "/dev/shm"
     try:
         usage = os.statvfs(folder)
     except OSError:
@@ -309,7 +309,7 @@ def _open_log(folder, profile, tag):
 
 def _start_keeper(context, number):
     """Start the keeper of an attempt, and wait until it has started the server or says why not."""
-    from . import keeper as _  # noqa: PLC0415, F401 - named here so that its text is sent along
+    from . import keeper as _  # noqa: F401 - named here so that its text is sent along
 
     folder = context.state.path("attempts", number)
     program = os.path.join(folder, "keeper.py")

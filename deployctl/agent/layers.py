@@ -32,7 +32,7 @@ class Builder:
 
     def start_from(self, base_entries, layers):
         """Begin at the base with some layers as they were recorded."""
-        from . import releases  # noqa: PLC0415 - used here alone
+        from . import releases
 
         self.entries = dict(base_entries)
         self.layers = list(layers)
@@ -214,7 +214,7 @@ def check_fit(patch, found):
     Raises:
         Failure: exit 2.
     """
-    from . import versions  # noqa: PLC0415
+    from . import versions
 
     wanted = patch["metadata"].get("package")
     if wanted and wanted != found.name:

@@ -27,7 +27,7 @@ def exclusive(context):
         Failure: Locked by another command or held by another operator (exit 4), or by another name of this same
             machine in the same command (kind `alias`).
     """
-    from . import recover  # noqa: PLC0415 - recover needs the tree modules, which `lock show` does not
+    from . import recover
 
     context.state.create()
     handle = _acquire(context)
@@ -45,7 +45,7 @@ def reading(context):
     Returns:
         None, or {operator, command, since, ...} of a push that is in progress.
     """
-    from . import recover  # noqa: PLC0415 - as above
+    from . import recover
 
     if not any(os.path.exists(context.state.path(name)) for name in ("journal.json", "staging")):
         return None

@@ -89,7 +89,7 @@ def sync_file_system(path):
     """Flush everything written to the file system of `path`: one call instead of thousands of fsyncs."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        import ctypes  # noqa: PLC0415 - costs milliseconds, needed at the first snapshot alone
+        import ctypes
 
         if ctypes.CDLL(None, use_errno=True).syncfs(handle) == 0:
             return

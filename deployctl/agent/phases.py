@@ -9,7 +9,7 @@ import re
 
 ORDER = ("init", "weights", "kv-cache", "graphs", "warm-up")
 
-State = collections.namedtuple(  # noqa: PYI024 - the agent carries no types
+State = collections.namedtuple(
     "State", "phase since phases ready_line every_rank", defaults=("init", None, (), False, False)
 )
 State.__doc__ = """phase: current phase. since: when it began (seconds on the caller's clock).

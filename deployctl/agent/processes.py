@@ -82,7 +82,7 @@ def snapshot(pids=None):
 
 
 def _from_proc(pids):
-    import pwd  # noqa: PLC0415
+    import pwd
 
     with open("/proc/uptime", encoding="ascii") as source:
         uptime = float(source.read().split()[0])

@@ -109,7 +109,7 @@ def _audited(context, act):
 
 def _push(context, patch, content):
     started = layers.begin_step(context, "preflight")
-    from . import package  # noqa: PLC0415
+    from . import package
 
     layers.check_fit(patch, package.locate(context))
     site = sites.open_site(context, context.args.get("adopt", False))
@@ -193,7 +193,7 @@ def _check_writable(site):
 
 
 def _user():
-    import getpass  # noqa: PLC0415
+    import getpass
 
     try:
         return getpass.getuser()

@@ -41,7 +41,7 @@ class Site:
 
 def save_index(context, directory, index):
     """Write the stat cache, not synced: it is checked against the files whenever it is used."""
-    import json  # noqa: PLC0415
+    import json
 
     path = context.state.path("index.json")
     try:

@@ -278,7 +278,7 @@ def _unwell_after(context, attempt, watcher):
 
 def smoke_operation(context):
     """Smoke (and burst) against the running server of an attempt."""
-    from . import watch  # noqa: PLC0415 - watch needs this module
+    from . import watch
 
     lock.reading(context)
     attempt = _running(context)

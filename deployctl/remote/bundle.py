@@ -50,4 +50,4 @@ def modules_for(operation: str) -> tuple[str, ...]:
 def bundle_for(operation: str) -> bytes:
     """The compressed sources for an operation."""
     sources = {module: source_of(module) for module in modules_for(operation)}
-    return zlib.compress(json.dumps(sources).encode(), 9)
+    return zlib.compress(json.dumps(sources).encode(), 6)

@@ -15,6 +15,7 @@ from typing import Any
 from deployctl.domain.inventory import Host, Inventory
 from deployctl.domain.report import HostReport, Report
 from deployctl.errors import DeployError, Interrupted, LinkLost, Unreachable
+from deployctl.remote.bundle import bundle_for as prepare
 from deployctl.remote.client import Exchange, Request
 from deployctl.transport import Transport, connect
 
@@ -94,6 +95,8 @@ class Run:
         Raises:
             Unreachable, LinkLost: The host could not be asked, or the link broke before the verdict.
         """
+        # Made ready while the connection is being made, which is mostly waiting.
+        threading.Thread(target=prepare, args=(operation,), daemon=True).start()
         with self.connect(host) as transport:
             return self.ask_through(transport, host, operation, args, blobs=blobs, on_event=on_event)
 
