@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, ClassVar, Self
 
 import paramiko
 from cryptography.hazmat.primitives import serialization
@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from paramiko.common import (
     AUTH_FAILED,
     AUTH_SUCCESSFUL,
+    MSG_CHANNEL_REQUEST,
     OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED,
     OPEN_SUCCEEDED,
     cMSG_CHANNEL_REQUEST,
@@ -207,22 +208,33 @@ def _key(path: Path) -> paramiko.Ed25519Key:
     return paramiko.Ed25519Key.from_private_key_file(str(path))
 
 
-class _Connection(paramiko.Transport):
-    """A connection that starts commands once the client has been told that they are accepted.
+def _handle_request(channel: paramiko.Channel, message: paramiko.Message) -> None:
+    """Answer a channel's request, if it wants an answer, and start the command that it asked for only then.
 
     A command may end before its own acceptance is on the wire otherwise, and clients take that for a failure.
     """
+    paramiko.Channel._handle_request(channel, message)  # type: ignore[attr-defined]  # noqa: SLF001
+    connection = channel.get_transport()
+    if isinstance(connection, _Connection):
+        connection.start_accepted()
+
+
+class _Connection(paramiko.Transport):
+    """A connection, with the commands that its requests asked for and that have not started yet."""
+
+    _channel_handler_table: ClassVar = {
+        **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]  # noqa: SLF001
+        MSG_CHANNEL_REQUEST: _handle_request,
+    }
 
     def __init__(self, client: socket.socket) -> None:
         super().__init__(client)
         self.accepted: list[Callable[[], None]] = []
 
-    def _send_user_message(self, data: paramiko.Message) -> None:
-        super()._send_user_message(data)  # type: ignore[misc]
-        # Requests are answered in the connection's thread, one after the other.
-        if threading.current_thread() is self:
-            while self.accepted:
-                self.accepted.pop(0)()
+    def start_accepted(self) -> None:
+        """Start them, in the order of their requests."""
+        while self.accepted:
+            self.accepted.pop(0)()
 
 
 class _Server(paramiko.ServerInterface):

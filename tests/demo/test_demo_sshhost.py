@@ -210,6 +210,22 @@ def test_the_shortest_commands_are_always_told_in_order(client):
         assert 0 == session(client, "").recv_exit_status()
 
 
+def test_a_client_may_do_without_the_acceptance(client):
+    """A command whose request wants no reply runs as any other."""
+    transport = client.get_transport()
+    channel = transport.open_session(timeout=DEADLINE_S)
+    channel.settimeout(DEADLINE_S)
+    message = paramiko.Message()
+    message.add_byte(paramiko.common.cMSG_CHANNEL_REQUEST)
+    message.add_int(channel.remote_chanid)
+    message.add_string("exec")
+    message.add_boolean(False)
+    message.add_string("read word; echo got $word; exit 4")
+    transport._send_user_message(message)
+    channel.sendall(b"it\n")
+    assert (b"got it\n", 4) == (read_all(channel), channel.recv_exit_status())
+
+
 def test_only_its_own_key_and_user_get_in(host, tmp_path):
     """Another key, another user, and no key at all are refused."""
     other = paramiko.ECDSAKey.generate()
