@@ -220,7 +220,7 @@ class _Reader:
             here.fail("nested too deeply, or aliases that expand without end")
         inside = (*inside, id(node))
         if isinstance(node, yaml.ScalarNode):
-            if not node.tag.startswith("tag:yaml.org,2002:"):
+            if not re.fullmatch(r"tag:yaml\.org,2002:[a-z]+", node.tag):
                 here.fail(f"tag {node.tag} is not supported")
             return Value(node.value, not node.style, self._name, line, path)
         if isinstance(node, yaml.SequenceNode):
