@@ -142,10 +142,13 @@ class Server:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that was free a moment ago, below 55536: the engine also derives a gRPC port, 10000 higher."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port <= 65535 - 10000:
+            return port
 
 
 def overlay(folder: Path, file: str, old: str, new: str) -> None:
@@ -226,9 +229,9 @@ def argument_error(model: Path, folder: Path) -> dict[str, object]:
     return ends_by_itself(model, folder, ["--speculative-disable-batch-threshold", "8"])
 
 
-def argument_value_error(model: Path, folder: Path) -> dict[str, object]:
-    """Arguments that parse but do not fit together."""
-    return ends_by_itself(model, folder, ["--speculative-algorithm", "EAGLE3", "--enable-dp-attention"])
+def speculative_on_cpu(model: Path, folder: Path) -> dict[str, object]:
+    """Speculative decoding, whose pools need Triton and so a GPU: a crash while the KV cache is set up."""
+    return ends_by_itself(model, folder, ["--speculative-algorithm", "EAGLE3"])
 
 
 def model_missing(model: Path, folder: Path) -> dict[str, object]:
@@ -236,12 +239,40 @@ def model_missing(model: Path, folder: Path) -> dict[str, object]:
     return ends_by_itself(model.with_name("no-such-model"), folder)
 
 
+def stuck_on_port(model: Path, folder: Path, port: int) -> dict[str, object]:
+    """A start on a port that is taken: what is still alive half a minute after the engine noticed."""
+    with serving(model, folder, port=port) as server:
+        server.wait_for("bind error", lambda: "address already in use" in server.text())
+        noticed = time.monotonic()
+        while server.members() and time.monotonic() < noticed + 30:
+            time.sleep(0.1)
+        return {
+            "noticed_s": round(noticed - server.begun, 2),
+            "watched_s": round(time.monotonic() - noticed, 2),
+            "alive": [title[:60] for title, _ in server.members().values()],
+            "exit": server.process.poll(),
+            "says_ready": READY_LINE in server.text(),
+        }
+
+
 def port_in_use(model: Path, folder: Path) -> dict[str, object]:
     """Another program listens on the port; the engine notices after the whole load."""
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        return ends_by_itself(model, folder, port=int(other.getsockname()[1]))
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        return stuck_on_port(model, folder, port)
+
+
+def port_in_use_by_twin(model: Path, folder: Path) -> dict[str, object]:
+    """Another server of the same kind holds the port, and answers the newcomer's warm-up."""
+    (folder / "twin").mkdir()
+    with serving(model, folder / "twin") as twin:
+        twin.ready()
+        return stuck_on_port(model, folder, twin.port)
+
+
+def port_too_high(model: Path, folder: Path) -> dict[str, object]:
+    """A port from which no gRPC port can be derived: the engine refuses it at once."""
+    return ends_by_itself(model, folder, port=60123)
 
 
 def scheduler_killed(model: Path, folder: Path) -> dict[str, object]:
@@ -290,8 +321,8 @@ def launcher_killed_in_load(model: Path, folder: Path) -> dict[str, object]:
 SCENARIOS: dict[str, Callable[[Path, Path], dict[str, object]]] = {
     function.__name__: function
     for function in (
-        normal, run_time_crash, load_crash, import_crash, argument_error, argument_value_error, model_missing,
-        port_in_use, scheduler_killed, launcher_killed, launcher_killed_in_load,
+        normal, run_time_crash, load_crash, import_crash, argument_error, speculative_on_cpu, model_missing,
+        port_in_use, port_in_use_by_twin, port_too_high, scheduler_killed, launcher_killed, launcher_killed_in_load,
     )
 }  # fmt: skip
 
