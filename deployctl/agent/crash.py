@@ -113,7 +113,7 @@ class CrashScanner:
                 whole = rank in _WHOLE and not match.group(0).startswith(b"[Errno")
                 self._singles.setdefault(rank, (body if whole else match.group(0))[:1000])
                 return
-        if _PROGRESS.search(line) and self.terminal is None:
+        if _PROGRESS.search(body) and self.terminal is None:
             self._blocks = [block for block in self._blocks if _HIT.search(block.lead)]
             self._singles.clear()
 

@@ -151,6 +151,7 @@ def keep(folder):
     run.update(pid=server.pid, start=start_of(server.pid), pgid=server.pid, at=started)
     write_json(run_path, run)
     await_end(server.pid, lambda ended: write_reserved(record, exit_path, ended))
+    server.returncode = 0  # reaped above, behind the back of Popen
     os.close(record)
 
 

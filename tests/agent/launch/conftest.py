@@ -9,7 +9,7 @@ from deployctl.demo.site import build_site
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from launch_host import LaunchHost  # noqa: E402 - stands beside this file
+from launch_host import LaunchHost
 
 
 @pytest.fixture(scope="session")
