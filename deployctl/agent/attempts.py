@@ -6,6 +6,7 @@ attempts/<n>/exit.json     exit status or signal (written by the keeper)
 attempts/<n>/verdict.json  state, phases, ready_seconds, smoke, crash (written by whoever watched)
 """
 
+import collections
 import contextlib
 import fcntl
 import os
@@ -218,13 +219,14 @@ def expectation(state, profile, most=5):
     Returns:
         {"ready_seconds", "phases": {name: seconds}} or None.
     """
-    ready, phases = [], {}
+    ready = []
+    phases = collections.defaultdict(list)
     for attempt in reversed(listing(state)):
         verdict = attempt["verdict"] or {}
         if attempt["profile"] == profile and verdict.get("ready_seconds") is not None and not verdict.get("late"):
             ready.append(verdict["ready_seconds"])
             for phase in verdict.get("phases") or []:
-                phases.setdefault(phase["name"], []).append(phase["seconds"])
+                phases[phase["name"]].append(phase["seconds"])
             if len(ready) == most:
                 break
     if not ready:

@@ -105,16 +105,14 @@ def environment_of(spec, inherited):
 
 def ending(status):
     """exit.json of a wait status."""
-    ended = {"status": None, "signal": None, "at": time.time()}
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            ended["signal"] = signal.Signals(number).name
-        except ValueError:
-            ended["signal"] = "signal %d" % number  # a real-time signal has no name
-    else:
-        ended["status"] = os.WEXITSTATUS(status)
-    return ended
+    if not os.WIFSIGNALED(status):
+        return {"status": os.WEXITSTATUS(status), "signal": None, "at": time.time()}
+    number = os.WTERMSIG(status)
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = "signal %d" % number  # a real-time signal has no name
+    return {"status": None, "signal": name, "at": time.time()}
 
 
 def keep(folder):

@@ -189,7 +189,7 @@ def check_port(port, argv, engine):
         return
     given = _option(argv, "--host")
     host = given if given is not None else "127.0.0.1" if engine == "sglang" else _EVERY_ADDRESS
-    foreign = []
+    bound, foreign = False, []
     for family, address in _addresses(host):
         try:
             listener = socket.socket(family, socket.SOCK_STREAM)
@@ -199,15 +199,14 @@ def check_port(port, argv, engine):
             # As servers do: addresses still in TIME_WAIT after the last one do not count.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((address, port))
-            foreign = None
+            bound = True
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise _port_failure(port, error) from error
-            if foreign is not None:
-                foreign.append(address)
+            foreign.append(address)
         finally:
             listener.close()
-    if foreign:
+    if foreign and not bound:
         raise Failure(
             "the server's --host %s (%s) is no address of this machine" % (host, ", ".join(foreign)),
             kind="address",

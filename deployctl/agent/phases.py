@@ -70,8 +70,8 @@ def advance(state, line, now):
                 state, events = _enter(state, name, now)
                 return state, events
             break
-    pattern = _PROGRESS.get(state.phase)
-    if pattern is not None and pattern.search(line):
+    bar = _PROGRESS.get(state.phase)
+    if bar is not None and bar.search(line):
         fraction = _fraction(line)
         if fraction is not None:
             return state, [{"event": "phase", "name": state.phase, "state": "progress", "progress": fraction}]

@@ -20,11 +20,11 @@ _FREE_TO_GO = (b"sglang::tokenizer_worker", b"sglang::http_worker")
 
 def children(pid):
     """Pids of a process's direct children, as the kernel lists them per thread; [] where it does not."""
-    found = []
     try:
         threads = os.listdir("/proc/%d/task" % pid)
     except OSError:
-        return found
+        return []
+    found = []
     for thread in threads:
         try:
             with open("/proc/%d/task/%s/children" % (pid, thread), "rb") as source:

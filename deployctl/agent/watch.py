@@ -61,6 +61,7 @@ def announce(context, attempt):
         release=attempt["release"],
         patches=attempt["patches"],
         since=attempt["at"],
+        elapsed_s=round(attempts.age_s(attempt), 3),
     )
     expected = attempts.expectation(context.state, attempt["profile"])
     if expected:

@@ -91,7 +91,8 @@ class Watcher:
         if self.doomed:
             self._doomed_since = self._doomed_since or time.monotonic()
             if time.monotonic() - self._doomed_since > TERMINAL_GRACE_S:
-                self.ended = True
+                # A server that is being stopped may take its time to drain after its ranks have gone.
+                self.ended = not self._is_being_stopped()
 
     def settle(self):
         """A scheduler that died takes the server with it within its grace: wait for that end, so as to name it."""
@@ -106,6 +107,10 @@ class Watcher:
         rest, self._buffer = self._buffer, b""
         if rest:
             self._take(rest)
+
+    def _is_being_stopped(self):
+        verdict = self._context.state.read_json("attempts", self.attempt["attempt"], "verdict.json") or {}
+        return "stopping" in verdict
 
     def _look_at_exit(self):
         if self.ended:

@@ -100,7 +100,7 @@ class Progress:
                 f"attempt {event['attempt']} ({event['profile']}, {event['log_tag']}) on {release}, pid {event['pid']}",
             )
             self._line(host, f"log {event['log']}", "dim")
-            load.began = time.monotonic() - max(0.0, time.time() - event["since"])
+            load.began = time.monotonic() - event["elapsed_s"]
             self._start_bar()
         elif kind == "expect":
             load.expect(event)

@@ -24,6 +24,7 @@ def test_a_launch_is_followed_to_ready_smoked_and_burst(host):
     assert result["smoke"]["burst"]["answered"] == 8
     assert result["smoke"]["burst"]["failed"] == []
     assert host.server()[0] == result["pid"]
+    assert 0 <= host.wire.named("attempt")[0]["elapsed_s"] < 20
     told = [(event["name"], event["state"]) for event in host.wire.named("phase") if event["state"] != "progress"]
     assert [name for name, state in told if state == "done"] == ORDER
     assert [name for name, state in told if state == "start"] == ORDER[1:]

@@ -7,7 +7,7 @@ import sys
 
 from launch_host import until
 
-from deployctl.agent import attempts, processes
+from deployctl.agent import attempts, processes, ranks, watcher
 from deployctl.agent import stop as stop_module
 
 
@@ -103,6 +103,34 @@ def test_a_watcher_sees_a_stop_and_no_crash(host):
     again = host.ask("wait")
     assert (again["status"], again["exit"]) == ("stopped", 1)
     assert not [event for event in behind.wire.events if event["event"] == "crash"]
+
+
+def test_a_drain_that_outlasts_its_ranks_is_not_called_stopped_early(host, monkeypatch):
+    """The ranks go first; as long as the server lives, whoever watches waits for its end."""
+    monkeypatch.setattr(watcher, "TERMINAL_GRACE_S", 0.1)
+    script = """
+        import signal, subprocess, sys, time
+        rank = subprocess.Popen(["sglang::scheduler", "-c", "input()"], executable=sys.executable, stdin=subprocess.PIPE)
+        def drain(*_):
+            rank.kill()
+            rank.wait()
+            print("drained", flush=True)
+            time.sleep(1.0)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, drain)
+        print("up", flush=True)
+        time.sleep(100)
+    """
+    host.launch("a", argv=host.script(script), wait=False)
+    until(lambda: b"sglang::scheduler" in [ranks.title_of(pid) for pid in ranks.children(host.server()[0])])
+    watched = watcher.Watcher(host.context("wait"), host.attempt())
+    watched.tick(look_at_ranks=True)
+    attempts.mark_stopping(host.state, host.attempt(), "ann")
+    os.kill(host.server()[0], signal.SIGTERM)
+    until(lambda: watched.tick(look_at_ranks=True) or watched.doomed, "the rank's end")
+    until(lambda: watched.tick() or watched.ended)
+    assert watched.exit["status"] == 0
+    assert attempts.state_of(host.attempt()) == "stopped"
 
 
 def test_cleaning_everything_is_a_stop_for_whoever_watches(host):
