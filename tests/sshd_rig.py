@@ -14,9 +14,13 @@ from pathlib import Path
 
 
 def free_port(family: int = socket.AF_INET) -> int:
-    with socket.socket(family) as probe:
-        probe.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody listens on; not above 55535, since the engine takes port + 10000 for itself too."""
+    while True:
+        with socket.socket(family) as probe:
+            probe.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        if port <= 55535:
+            return port
 
 
 def until(condition, deadline_s: float = 20.0, what: str = "the event"):

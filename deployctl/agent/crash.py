@@ -23,7 +23,7 @@ _TERMINAL = re.compile(
     rb"(Scheduler|Detokenizer\w*|TpModelWorker\w*|DataParallelController|TokenizerManager)[^:]{0,40} hit an exception"
     rb"|Received sigquit from a child process|SIGQUIT received\. signum=(3|None)"
     rb"|Subprocess \S+ \(pid=\d+\) crashed with exit code|Rank \d+ scheduler is dead"
-    rb"|Initialization failed\. warmup error"
+    rb"|Initialization failed\. warmup error|\[Errno \d+\] error while attempting to bind on address"
 )
 # One line that is a cause by itself, most telling first. None begins with `.*`: on a long line that takes the square of
 # its length, and a line may hold a whole request.

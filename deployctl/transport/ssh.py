@@ -111,7 +111,7 @@ class SshTransport:
         retrying = Retrying(
             retry=retry_if_exception_type((_Crowded, _Transient)),
             stop=enough,
-            wait=wait_exponential_jitter(initial=0.3, max=4.0, jitter=0.7),
+            wait=wait_exponential_jitter(multiplier=0.3, max=4.0, jitter=0.7),
             sleep=self._sleep,
             reraise=True,
         )
@@ -232,19 +232,24 @@ def _connect(
             **credentials,
         )
     except DeployError:
+        client.close()
         raise
     except paramiko.PasswordRequiredException as error:
+        client.close()
         raise AuthenticationError(
             f"a private key of {where} is encrypted, and there is no agent that holds it", hint="ssh-add the key"
         ) from error
     except paramiko.AuthenticationException as error:
+        client.close()
         raise AuthenticationError(
             f"authentication failed for {where}, {offered} keys offered: {error}",
             hint=f"try: ssh -p {options.port} {options.user}@{options.hostname} true",
         ) from error
     except paramiko.SSHException as error:
+        client.close()
         raise _ssh_failure(error, where, offered, target, options) from error
     except (OSError, EOFError) as error:
+        client.close()
         raise _no_connection(error, where, target) from error
     transport = client.get_transport()
     assert transport is not None
@@ -330,7 +335,9 @@ def _credentials(options: ssh_config.SshOptions) -> tuple[dict[str, Any], int]:
         with contextlib.suppress(Exception):
             import paramiko
 
-            agent_keys = len(paramiko.Agent().get_keys())
+            agent = paramiko.Agent()
+            agent_keys = len(agent.get_keys())
+            agent.close()
     if files:
         strategy["key_filename"] = files
     return strategy, len(files) + agent_keys
@@ -457,7 +464,7 @@ class SshChannel:
                 chunk = self._channel.recv(262144)
             except TimeoutError:
                 return None
-            if not chunk and not self._alive() and not self._channel.exit_status_ready():
+            if not chunk and not self._alive() and self._channel.exit_status == -1:
                 raise LinkLost(f"the connection to {self._target.name} broke")
             return chunk
 

@@ -79,8 +79,8 @@ def _ask_ssh(argv: Sequence[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unreachable(f"ssh -G gave no answer: {error}", kind="ssh-config") from error
     if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit status {done.returncode}"
-        raise Unreachable(f"ssh cannot read its configuration: {last}", hint=" ".join(argv), kind="ssh-config")
+        said = "; ".join(done.stderr.split("\n")).strip("; ") or f"exit status {done.returncode}"
+        raise Unreachable(f"ssh cannot read its configuration: {said}", hint=" ".join(argv), kind="ssh-config")
     return done.stdout
 
 

@@ -154,7 +154,7 @@ class Run:
         retrying = Retrying(
             retry=retry_if_exception(passing),
             stop=stop_after_delay(for_s),
-            wait=wait_exponential_jitter(initial=0.5, max=5.0),
+            wait=wait_exponential_jitter(multiplier=0.5, max=5.0),
             reraise=True,
         )
         result: dict[str, Any] = retrying(self.ask, host, operation, args)

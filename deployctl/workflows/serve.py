@@ -96,7 +96,7 @@ def _wait_one(run: Run, host: Host, args: Mapping[str, Any], for_s: float, on_ev
     retrying = Retrying(
         retry=retry_if_exception(passing),
         stop=stop_after_delay(for_s),
-        wait=wait_exponential_jitter(initial=0.5, max=10.0),
+        wait=wait_exponential_jitter(multiplier=0.5, max=10.0),
         reraise=True,
     )
     result = retrying(run.ask, host, "wait", args, on_event=on_event)

@@ -29,6 +29,7 @@ profiles:
     args:
       model-path: {model}
       device: cpu
+      dtype: float32
       attention-backend: torch_native
       grammar-backend: none
       mem-fraction-static: "0.1"
@@ -86,9 +87,7 @@ class EngineHost:
         self.work = root / "work"
         shutil.copytree(PROJECT / "patches", self.work / "patches")
         (self.work / "hosts.yaml").write_text(
-            HOSTS.format(
-                python=python, home=sshd.home, port=sshd.port, model=model, server_port=free_port()
-            )
+            HOSTS.format(python=python, home=sshd.home, port=sshd.port, model=model, server_port=free_port())
         )
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith(("DEPLOYCTL_", "SSH_"))}
         self.environment.update(
