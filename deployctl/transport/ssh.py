@@ -263,9 +263,7 @@ def _reach(target: Target, options: ssh_config.SshOptions, way: "list[paramiko.S
     jump = target.jump or options.proxy_jump
     if not jump:
         if options.proxy_command:
-            import paramiko
-
-            return paramiko.ProxyCommand(options.proxy_command)
+            return _proxy(options.proxy_command)
         return socket.create_connection((options.hostname, options.port), timeout=target.connect_timeout_s)
     from deployctl.domain.inventory import parse_address
 
@@ -282,6 +280,23 @@ def _reach(target: Target, options: ssh_config.SshOptions, way: "list[paramiko.S
         way.append(previous)
     assert previous is not None
     return _through(previous, options, target)
+
+
+def _proxy(command: str) -> Any:
+    """A proxy command's streams; closing it ends the process, reaps it and closes its pipes (paramiko's leaves them)."""
+    import paramiko
+
+    class Proxy(paramiko.ProxyCommand):
+        def close(self) -> None:
+            process = self.process
+            if process.poll() is None:
+                process.terminate()
+            process.wait(5)
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+
+    return Proxy(command)
 
 
 def _through(client: "paramiko.SSHClient", options: ssh_config.SshOptions, target: Target) -> Any:

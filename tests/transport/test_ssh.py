@@ -347,7 +347,10 @@ def test_a_peer_that_goes_silent(server):
     with Relay(server.port) as relay:
         server.known_hosts.write_text(f"[127.0.0.1]:{relay.port} {server.host_key_line}\n")
         with SshTransport(target(server, port=relay.port)) as transport:
-            request = Request(operation="ping", python="/bin/cat", host={})
+            silent = server.home / "silent"
+            silent.write_text("#!/bin/sh\nexec sleep 60\n")
+            silent.chmod(0o755)
+            request = Request(operation="ping", python="~/silent", host={})
             began = time.monotonic()
             with Exchange(transport, request, dead_peer_s=2.0) as exchange:
                 relay.stall()
