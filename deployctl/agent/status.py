@@ -1,7 +1,5 @@
 """What runs on this host, at which release, and whether anybody has edited it. A part that fails is said in its place."""
 
-import time
-
 from . import attempts, crash, gpu, health, lock, phases, processes, releases, site, watch
 from .failure import EXIT_CRASHED, EXIT_DRIFT, Failure
 
@@ -75,20 +73,21 @@ def _server(context, everything):
             continue
         state = attempts.state_of(attempt)
         phase = None
-        if state == attempts.LOADING:
+        if state in (attempts.LOADING, attempts.TIMEOUT):
             phase = _phase(attempt)
-            state = _promote(context, attempt, phase)
+            if _is_ready(context, attempt, phase):
+                state = attempts.READY
         return {
             "attempt": attempt["attempt"],
             "log_tag": attempt["log_tag"],
             "profile": attempt["profile"],
             "state": state,
-            "phase": phase.phase if phase and state == attempts.LOADING else None,
+            "phase": phase.phase if phase and state != attempts.READY else None,
             "pid": attempt["run"]["pid"],
             "port": attempt["port"],
             "url": health.base_of(attempt["ready"]["url"]),
             "since": attempt["at"],
-            "uptime_s": round(time.time() - attempt["at"], 1),
+            "uptime_s": round(attempts.age_s(attempt), 1),
             "release": attempt["release"],
             "log": attempt["log"],
         }
@@ -96,24 +95,27 @@ def _server(context, everything):
 
 
 def _phase(attempt):
-    state = phases.State(since=attempt["at"])
-    with open(attempt["log"], "rb") as source:
-        for line in crash.split(source.read(32 << 20)):
-            state, _ = phases.advance(state, line, attempt["at"])
+    state = phases.State(since=attempt["at"], every_rank=attempt["rank"] > 0)
+    try:
+        with open(attempt["log"], "rb") as source:
+            for line in crash.split(source.read(32 << 20)):
+                state, _ = phases.advance(state, line, attempt["at"])
+    except OSError:
+        pass  # a log that somebody moved away: the server is there all the same
     return state
 
 
-def _promote(context, attempt, phase):
-    """A load that nobody watched may be ready by now: ask it."""
-    if attempt["engine"] == "sglang" and not phase.ready_line:
-        return attempts.LOADING
+def _is_ready(context, attempt, phase):
+    """A load that nobody watched, or that was given up on, may be ready by now: ask it."""
+    if attempt["engine"] == "sglang" and attempt["rank"] == 0 and not phase.ready_line:
+        return False
     try:
         code, _ = health.request(
             attempt["ready"]["url"], timeout_s=_PROBE_S, headers=health.authorization(attempt["argv"])
         )
     except Exception:
-        return attempts.LOADING  # no answer in time is no evidence of anything
-    return attempts.READY if code == 200 else attempts.LOADING
+        return False  # no answer in time is no evidence of anything
+    return bool(code == 200)
 
 
 def _orphans(context, everything):

@@ -89,6 +89,7 @@ def test_a_silent_load_is_not_cut_off(host):
     assert "health does not answer" in timed_out["error"]["message"]
     assert host.attempt()["verdict"]["state"] == "timeout"
     assert attempts.is_alive(host.attempt())
+    assert host.ask("status")["server"]["state"] == "timeout"
     assert host.ask("wait")["status"] == "ready"
 
 

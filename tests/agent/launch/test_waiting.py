@@ -36,6 +36,21 @@ def test_two_may_wait_at_once(host):
     assert [second["status"], behind.finish()["status"]] == ["ready", "ready"]
 
 
+def test_status_asks_a_load_that_nobody_watches(host):
+    """Loading with its phase, then ready, though no watcher wrote a verdict; without its log it is there all the same."""
+    host.launch("a", wait=False, load_s=1.0)
+    until(lambda: b"Load weight begin" in host.log().read_bytes())
+    server = host.ask("status")["server"]
+    assert (server["state"], server["phase"]) == ("loading", "weights")
+    assert server["uptime_s"] < 30
+    until(lambda: b"fired up" in host.log().read_bytes())
+    server = host.ask("status")["server"]
+    assert (server["state"], server["phase"], server["pid"]) == ("ready", None, host.server()[0])
+    os.rename(host.log(), str(host.log()) + ".1")
+    server = host.ask("status")["server"]
+    assert (server["state"], server["pid"]) == ("loading", host.server()[0])
+
+
 def test_a_late_wait_knows_when_it_became_ready(host):
     """The ready line's own stamp tells, and not when somebody looked: the ETA learns from it."""
     host.launch("a", wait=False, load_s=0.3)
