@@ -283,7 +283,7 @@ def _reach(target: Target, options: ssh_config.SshOptions, way: "list[paramiko.S
 
 
 def _proxy(command: str) -> Any:
-    """A proxy command's streams; closing it ends the process, reaps it and closes its pipes (paramiko's leaves them)."""
+    """A proxy command's streams; closing it ends and reaps the process, pipes included (paramiko leaves them)."""
     import paramiko
 
     class Proxy(paramiko.ProxyCommand):
