@@ -88,8 +88,6 @@ def _push(host: HostReport, verbose: bool) -> list[str]:
         lines.append(f"  imported and proven to be the patched files: {', '.join(fields['verified'])}")
     for warning in fields.get("warnings") or []:
         lines.append(style(f"  warning: {neutral(warning)}", "yellow"))
-    for reason in fields.get("known_bad") or []:
-        lines.append(style(f"  KNOWN BAD: {neutral(reason)}", "bold", "yellow"))
     if fields.get("diff"):
         lines += ["", *neutral(fields["diff"]).rstrip("\n").split("\n")]
     if verbose and fields.get("steps"):
