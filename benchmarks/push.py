@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "agent")]
 from rig import Rig  # noqa: E402
 from sshd_rig import Relay  # noqa: E402
 
-SCRIPT = '''\
+SCRIPT = """\
 # /// deployctl
 # package = "sglang"
 # targets = ["srt/server_args.py", "srt/speculative/eagle_worker.py"]
@@ -33,7 +33,7 @@ for name in ("srt/server_args.py", "srt/speculative/eagle_worker.py"):
     target = pathlib.Path(sys.argv[1]) / name
     text = target.read_text().split("# bench")[0]
     target.write_text(text + "# bench {number}\\n")
-'''
+"""
 
 
 def timed(argv: list[str], env: dict[str, str], **options: object) -> float:
@@ -82,7 +82,16 @@ def main() -> None:
             arms["ssh host sh -s"].append(timed([*ssh, "sh -s"], rig.environment, input=chain.encode()))
             restore(before)
             began = time.perf_counter()
-            scp = ["scp", "-q", "-F", str(rig.sshd.config), "-P", str(relay.port), str(patch), f"127.0.0.1:{rig.home}/p.py"]
+            scp = [
+                "scp",
+                "-q",
+                "-F",
+                str(rig.sshd.config),
+                "-P",
+                str(relay.port),
+                str(patch),
+                f"127.0.0.1:{rig.home}/p.py",
+            ]
             timed(scp, rig.environment)
             timed([*ssh, f"{rig.python} {rig.home}/p.py {rig.package}"], rig.environment)
             timed([*ssh, check], rig.environment)

@@ -16,7 +16,7 @@ def added_lines(state, release, paths=None):
     Returns:
         {relative path: {line number (from 1): "series/version"}} in the release's final files.
     """
-    result = {}
+    result: dict = {}
     for layer in release["patches"]:
         for path, change in layer["files"].items():
             if paths is not None and path not in paths:

@@ -37,8 +37,8 @@ class _Codes:
     """
 
     def __init__(self, request, bundle, sources):
-        import hashlib  # noqa: PLC0415
-        import os  # noqa: PLC0415
+        import hashlib
+        import os
 
         self._sources = sources
         self._codes = {}
@@ -46,7 +46,7 @@ class _Codes:
         tag = sys.implementation.cache_tag or "unknown"
         self._path = os.path.join(state, "cache", "agent-%s-%s" % (hashlib.sha256(bundle).hexdigest()[:24], tag))
         try:
-            import marshal  # noqa: PLC0415
+            import marshal
 
             if os.stat(os.path.dirname(self._path)).st_uid == os.geteuid():
                 with open(self._path, "rb") as source:
@@ -57,9 +57,9 @@ class _Codes:
 
     def _keep(self, state):
         """Compile everything and write it down."""
-        import marshal  # noqa: PLC0415
-        import os  # noqa: PLC0415
-        import tempfile  # noqa: PLC0415
+        import marshal
+        import os
+        import tempfile
 
         self._codes = {name: self._compile(name) for name in self._sources if name != "keeper"}
         try:

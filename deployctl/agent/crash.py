@@ -7,6 +7,7 @@ import collections
 import mmap
 import os
 import re
+from typing import Any
 
 from . import attribution, releases
 
@@ -83,10 +84,10 @@ class CrashScanner:
 
     def __init__(self):
         self.terminal = None
-        self.tail = collections.deque(maxlen=40)
+        self.tail: collections.deque = collections.deque(maxlen=40)
         self._blocks = []
         self._singles = {}
-        self._open = None
+        self._open: Any = None
         self._chained = False
 
     def feed(self, line):
@@ -95,8 +96,9 @@ class CrashScanner:
             self.tail.append(line[:2000])
         if self.terminal is None and _TERMINAL.search(line):
             self.terminal = line
-        if _TRACEBACK.search(line):
-            self._start(line)
+        traceback = _TRACEBACK.search(line)
+        if traceback:
+            self._start(line[: traceback.start()])
             return
         if self._open is not None and self._inside(line):
             return
@@ -117,8 +119,7 @@ class CrashScanner:
             self._blocks = [block for block in self._blocks if _HIT.search(block.lead)]
             self._singles.clear()
 
-    def _start(self, line):
-        lead = line[: _TRACEBACK.search(line).start()]
+    def _start(self, lead):
         if self._chained and self._blocks and not _HIT.search(lead):
             self._open = self._blocks[-1]
         else:
@@ -151,7 +152,7 @@ class CrashScanner:
         return True
 
     def cause(self):
-        """(cause line, frames root exception first) of the first cause; frames may be empty; None where nothing is known."""
+        """(cause line, frames root first, frames by exception) of the first cause; None where nothing is known."""
         block = self._chosen()
         if block is not None:
             frames = [Frame(*frame) for part in block.parts for frame in part[0]]

@@ -38,7 +38,7 @@ def doctor(context):
     check("shared memory", lambda: _shm(context))
     check("session", lambda: _session())
     failed = [entry for entry in checks if entry["ok"] is False]
-    result = {"status": "ok" if not failed else "failed", "checks": checks}
+    result: dict = {"status": "ok" if not failed else "failed", "checks": checks}
     if failed:
         result["exit"] = 1
         result["error"] = {
@@ -90,7 +90,7 @@ def _journal(context):
 
 
 def _gpus(context):
-    tools = {}
+    tools: dict = {}
     paths = gpu.devices(context)
     if not paths:
         return None, "no GPU devices (%s)" % context.host["gpu"]["devices"], ""

@@ -43,7 +43,8 @@ class Tool:
             # A tool stuck in the driver may not die: do not wait for it.
             self.problem = "%s gave no answer within %g s" % (argv[0], _limit_s())
             for stream in (process.stdout, process.stderr):
-                stream.close()
+                if stream is not None:
+                    stream.close()
             return
         if process.returncode != 0 and argv[0] != "fuser":
             text = (self.stderr or self.stdout).decode("utf-8", "replace").strip().splitlines()
@@ -135,7 +136,7 @@ def compute_pids(tools):
 
 def report(context):
     """For status: GPUs, holders and which tools could be asked."""
-    tools = {}
+    tools: dict = {}
     paths = devices(context)
     found = cards(tools) if paths or shutil.which("nvidia-smi") else []
     mine = {process.pid: value for process, value in processes.marked(lock.machine_identity(context.state) + ":")}
@@ -175,7 +176,7 @@ def clean_up(context, mode=None):
         Failure: exit 10: foreign holders (mode ours), survivors, or memory that does not come back.
     """
     mode = mode or (context.host.get("gpu") or {}).get("clean") or "ours"
-    tools = {}
+    tools: dict = {}
     context.wire.event("step", name="clean", state="start", mode=mode)
     paths = devices(context)
     never = processes.spared()
@@ -257,7 +258,7 @@ def _end(context, targets):
 
 
 def _verify(context, result, allowed, tools, ended):
-    """Devices without other holders, and memory back. Servers of ours that stay make their cards' memory no question."""
+    """Devices without other holders, and memory back; where servers of ours stay, their cards' memory is theirs."""
     bound_s = context.limit("gpu_memory_s", 120.0)
     began = time.monotonic()
     while True:

@@ -269,7 +269,7 @@ def _mode(entries, before, path):
 
 def _begin_step(context, name, **fields):
     if context.wire.cancelled.is_set():
-        raise Cancelled()
+        raise Cancelled
     context.wire.event("step", name=name, state="start", **fields)
     return time.monotonic()
 

@@ -170,7 +170,7 @@ def lock_operation(context):
         if action == "acquire":
             hold = {"operator": context.operator, "message": context.args.get("message") or "", "since": time.time()}
             context.state.write_json(hold, "hold.json")
-            result = {"status": "held", "hold": hold}
+            result: dict = {"status": "held", "hold": hold}
         elif hold is None:
             result = {"status": "unchanged", "hold": None}
         else:

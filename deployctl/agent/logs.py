@@ -131,7 +131,7 @@ def _send_tail(context, path, start, lines, select):
     if lines is None:
         _each_match(path, start, end, select, _Batches(context))
         return end
-    kept = collections.deque(maxlen=lines)
+    kept: collections.deque = collections.deque(maxlen=lines)
     if lines:
         _each_match(path, start, end, select, kept)
     if kept:

@@ -101,9 +101,9 @@ def perform(context):
         return failure.as_result()
     except BaseException as error:
         lines = traceback.format_exc()
-        failure = Failure("%s: %s" % (type(error).__name__, error), kind="internal", traceback=lines)
-        failure.hint = "run again with --debug and report the traceback"
-        return failure.as_result()
+        hint = "run again with --debug and report the traceback"
+        message = "%s: %s" % (type(error).__name__, error)
+        return Failure(message, kind="internal", hint=hint, traceback=lines).as_result()
     result.setdefault("exit", 0)
     result.setdefault("error", None)
     return result

@@ -129,7 +129,8 @@ def _from_ps(pids):
     argv += ["-p", ",".join(str(pid) for pid in pids)] if pids is not None else ["-ax"]
     found = {}
     pattern = re.compile(
-        r"\s*(\d+)\s+(\d+)\s+(\d+)\s+(\S+)\s+(\S+)\s+(\S+)\s+(\w{3} \w{3} +\d+ [\d:]+ \d{4}|\S+ +\d+ \w+ [\d:]+ \d{4})\s(.*)"
+        r"\s*(\d+)\s+(\d+)\s+(\d+)\s+(\S+)\s+(\S+)\s+(\S+)\s+"
+        r"(\w{3} \w{3} +\d+ [\d:]+ \d{4}|\S+ +\d+ \w+ [\d:]+ \d{4})\s(.*)"
     )
     for line in _command_output(argv).splitlines():
         match = pattern.match(line)

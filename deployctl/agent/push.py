@@ -371,7 +371,7 @@ class _Transaction:
         """With several hosts: everybody is ready before anybody commits."""
         context = self._context
         if context.wire.cancelled.is_set():
-            raise Cancelled()
+            raise Cancelled
         if not context.args.get("hold"):
             return
         context.wire.event("prepared", release=release["number"])

@@ -1,6 +1,6 @@
-"""What runs on this host, at which release, and whether anybody has edited it. A part that fails is said in its place."""
+"""What runs here, at which release, and whether anybody has edited it. A part that fails is said in its place."""
 
-from . import attempts, crash, gpu, health, lock, phases, processes, releases, site, watch
+from . import attempts, crash, gpu, health, lock, phases, processes, releases, site, tree, watch
 from .failure import EXIT_CRASHED, EXIT_DRIFT, Failure
 
 _PROBE_S = 3.0
@@ -8,7 +8,7 @@ _PROBE_S = 3.0
 
 def status(context):
     """Everything of the contract's `status`; with `check` a drifted tree or a crashed newest attempt sets the exit."""
-    result = {"status": "ok", "problems": []}
+    result: dict = {"status": "ok", "problems": []}
     busy = _part(result, lambda: lock.reading(context))
     result["push_in_progress"] = busy
     result["hold"] = _part(result, lambda: context.state.read_json("hold.json"))
@@ -54,7 +54,7 @@ def _part(result, read):
 
 
 def _drift(context, release):
-    found = site.tree.scan(release["package_dir"], site.load_index(context, release["package_dir"]))
+    found = tree.scan(release["package_dir"], site.load_index(context, release["package_dir"]))
     wanted = releases.expected(context.state, release)
     return [
         {
@@ -62,7 +62,7 @@ def _drift(context, release):
             "expected": wanted[path].sha if path in wanted else None,
             "found": found[0][path].sha if path in found[0] else None,
         }
-        for path in site.tree.differences(wanted, found[0])
+        for path in tree.differences(wanted, found[0])
     ]
 
 

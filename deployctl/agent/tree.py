@@ -254,7 +254,7 @@ def _drop_empty(folder, root):
 
 
 def sweep(directory, since):
-    """Remove what a killed Writer left: its temporary files, and folders made since `since` (seconds) that are empty."""
+    """Remove what a killed Writer left: temporary files, and empty folders made since `since` (seconds)."""
     for folder, _, names in os.walk(directory, topdown=False):
         for name in names:
             if name.startswith(".deployctl-"):

@@ -94,9 +94,7 @@ def tell(*, keep: bool = False, load_s: float = 2.0) -> int:
         with EmbeddedHost(root / "host") as host:
             python = build_site(host.home, python=sys.executable)
             (root / "hosts.yaml").write_text(
-                _HOSTS.format(
-                    python=python, home=host.home, port=host.port, server_port=_free_port(), load_s=load_s
-                )
+                _HOSTS.format(python=python, home=host.home, port=host.port, server_port=_free_port(), load_s=load_s)
             )
             shutil.copytree(
                 str(resources.files("deployctl.demo").joinpath("patches")),
@@ -158,9 +156,7 @@ def _wait_for_user(stage: _Stage) -> None:
 
 def _silent_stop(stage: _Stage) -> None:
     """Whatever happened, no server stays behind."""
-    subprocess.run(
-        [sys.executable, "-m", "deployctl", "stop"], env=stage.environment, capture_output=True, check=False
-    )
+    subprocess.run([sys.executable, "-m", "deployctl", "stop"], env=stage.environment, capture_output=True, check=False)
 
 
 def _free_port() -> int:
