@@ -1,9 +1,9 @@
 """The open transaction, written before the first change of the live tree and removed after the last.
 
-What it promises: as long as STATE/journal.json exists, current.json decides what the tree must become. If
-current.json names the journal's transaction, the transaction was committed and only tidying is left; otherwise every
-file that is not as the release before says is put back. current.json is renamed into place exactly once per
-transaction: that rename is the commit.
+What it promises: as long as STATE/journal.json exists, current.json decides what the tree must become. Every change of
+current.json counts its `move` up by one, and the journal says which move is its own: once current.json has reached it,
+the transaction was committed and only tidying is left; otherwise every file that is not as the release before says is
+put back. current.json is renamed into place exactly once per transaction: that rename is the commit.
 """
 
 import os
@@ -11,7 +11,11 @@ import shutil
 import signal
 import time
 
+from . import releases
 from .state import sync_folder
+
+# In the environment of patch scripts, so that a recovery finds those that outlived their killed agent.
+SCRIPT_MARKER = "DEPLOYCTL_TRANSACTION"
 
 
 def checkpoint(context, name):
@@ -27,39 +31,61 @@ def checkpoint(context, name):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def begin(context, transaction, package_dir, release):
-    """Open the journal: from here on the tree of `release` is restored unless the transaction is committed."""
+def begin(context, transaction, site, number):
+    """Open the journal: from here on the tree of the site's release is restored unless the transaction is committed.
+
+    Args:
+        context: Of the operation.
+        transaction: Its id.
+        site: The package as found.
+        number: The release that the transaction would make, or None for a rollback.
+    """
     checkpoint(context, "before journal")
-    context.state.write_json(
-        {
-            "transaction": transaction,
-            "operation": context.operation,
-            "command": context.command,
-            "operator": context.operator,
-            "run_id": context.run_id,
-            "at": time.time(),
-            "package_dir": package_dir,
-            "release": release["number"],
-            "base": release["base"],
-        },
-        "journal.json",
-    )
+    entry = {
+        "transaction": transaction,
+        "operation": context.operation,
+        "command": context.command,
+        "operator": context.operator,
+        "run_id": context.run_id,
+        "at": time.time(),
+        "package_dir": site.package.directory,
+        "release": site.release["number"],
+        "base": site.release["base"],
+        "makes": number,
+        "move": releases.pointer(context.state)["move"] + 1,
+        "folders": site.index["folders"],
+        "particulars": None,
+    }
+    context.state.write_json(entry, "journal.json")
     checkpoint(context, "journal open")
+    return entry
+
+
+def note_particulars(context, entry, particulars):
+    """Before a live script, which may do anything to the tree: remember mode, owner and link of every file."""
+    entry["particulars"] = particulars
+    context.state.write_json(entry, "journal.json")
+
+
+def read(state):
+    """The open journal, or None.
+
+    Raises:
+        Failure: It is damaged (exit 8).
+    """
+    keys = ("transaction", "operation", "package_dir", "release", "base", "makes", "move", "folders", "particulars")
+    return releases.checked(state, ("journal.json",), keys)
 
 
 def is_committed(state, entry):
     """Whether the transaction of a journal entry was committed."""
-    pointer = state.read_json("current.json") or {}
-    return pointer.get("transaction") == entry["transaction"]
+    return releases.pointer(state)["move"] >= entry["move"]
 
 
-def point_to(context, release, transaction):
-    """Make a release the current one. For a transaction this is the commit."""
+def commit(context, release, transaction):
+    """Make a release the current one: the one moment at which a transaction becomes true."""
     checkpoint(context, "before commit")
-    context.state.write_json(
-        {"release": release["number"], "base": release["base"], "transaction": transaction, "at": time.time()},
-        "current.json",
-    )
+    releases.point_to(context.state, release["number"], release["base"], transaction)
     checkpoint(context, "committed")
 
 

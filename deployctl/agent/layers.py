@@ -3,7 +3,7 @@
 import os
 import time
 
-from . import journal, objects, package, recover, script, tree, unified
+from . import journal, objects, releases, script, tree, unified, writer
 from .failure import EXIT_USAGE, Cancelled, Failure
 
 
@@ -13,7 +13,8 @@ class Builder:
     Attributes:
         entries: {path: Entry} after the layers applied so far.
         layers: The applied layers, as a release records them.
-        touched: Whether the live tree has been changed.
+        touched: Whether the live tree may have been changed.
+        scripting: Whether a script has been let loose on the live tree and what it did is not stored yet.
         output: The end of what the last script printed.
         not_run: Live scripts that a dry run left out: they would change the live tree.
     """
@@ -27,13 +28,12 @@ class Builder:
         self.entries = {}
         self.layers = []
         self.touched = False
+        self.scripting = False
         self.output = ""
         self.not_run = []
 
     def start_from(self, base_entries, layers):
         """Begin at the base with some layers as they were recorded."""
-        from . import releases
-
         self.entries = dict(base_entries)
         self.layers = list(layers)
         for layer in layers:
@@ -84,7 +84,7 @@ class Builder:
     # -- diffs -------------------------------------------------------------------------------------------------------
 
     def _diff(self, patch, content):
-        started = _begin_step(self._context, "stage")
+        started = begin_step(self._context, "stage")
         allowed = patch["metadata"]["targets"]
         files = unified.parse(content)
         paths = unified.target_paths(files, self._site.package.name, self.entries.__contains__)
@@ -98,7 +98,7 @@ class Builder:
                 continue
             mode = self.entries[path].mode if path in self.entries else file_patch.mode or 0o644
             self.entries[path] = tree.Entry(self._keep(new), mode)
-        _end_step(self._context, "stage", started)
+        end_step(self._context, "stage", started)
 
     def _keep(self, content):
         sha = objects.digest(content)
@@ -109,14 +109,14 @@ class Builder:
 
     def _staged(self, patch, content):
         context, live = self._context, self._site.entries
-        started = _begin_step(context, "stage")
+        started = begin_step(context, "stage")
         root = context.state.path("staging", self._transaction, str(len(self.layers)))
         staged = os.path.join(root, self._site.package.name)
         os.makedirs(staged, mode=0o700)
         plan = {path: (entry, path in live and live[path].sha == entry.sha) for path, entry in self.entries.items()}
         tree.copy_tree(self._site.package.directory, staged, plan, self.content)
         index = _index_of(staged, self.entries)
-        _end_step(context, "stage", started)
+        end_step(context, "stage", started)
         self._begin()
         self._run(patch, content, root, staged)
         found, _ = tree.scan(staged, index)
@@ -125,7 +125,7 @@ class Builder:
         outside = [path for path in changed if not _declared(path, patch["metadata"]["targets"])]
         if outside:
             raise _undeclared(patch, outside)
-        reached = tree.differences(self._site.entries, self._site.rescan())
+        reached = self._site.differences_since()
         if reached:
             self.touched = True
             raise Failure(
@@ -145,67 +145,92 @@ class Builder:
     # -- live scripts ------------------------------------------------------------------------------------------------
 
     def _live(self, patch, content):
-        context, directory = self._context, self._site.package.directory
+        context, site, directory = self._context, self._site, self._site.package.directory
         root = context.state.path("staging", self._transaction, str(len(self.layers)))
         os.makedirs(root, mode=0o700)
-        self._begin()
-        self.touched = True
+        entry = self._begin()
         self.store()
-        differing = tree.differences(self.entries, self._site.entries)
-        recover.materialise(context, directory, self.entries, self._site.entries, differing)
-        self._site.rescan()
+        if entry["particulars"] is None:  # else they are those of before the live script below this one
+            journal.note_particulars(context, entry, writer.particulars(directory))
+        self.touched = True
+        materialise(context, site, self._transaction, self.entries, tree.differences(self.entries, site.entries))
+        site.rescan()
+        recorded = writer.particulars(directory)
         journal.checkpoint(context, "before live script")
-        old_seconds = {path: entry[1] // 10**9 for path, entry in self._site.index["files"].items()}
+        old_times = {path: known[1] / 1e9 for path, known in site.index["files"].items()}
+        self.scripting = True
         self._run(patch, content, root, directory)
         journal.checkpoint(context, "after live script")
-        found = self._site.rescan()
+        found = site.rescan()
         changed = tree.differences(self.entries, found)
         for path in changed:
             full = os.path.join(directory, path)
-            tree.drop_bytecode(full)
+            writer.drop_bytecode(full)
             if path not in found:
                 del self.entries[path]
                 continue
-            second = self._site.index["files"][path][1] // 10**9
-            if path in old_seconds and second == old_seconds[path]:
-                os.utime(full, (second + 1, second + 1))
             with open(full, "rb") as source:
                 sha = self._keep(source.read())
-            self.entries[path] = tree.Entry(sha, found[path].mode)
-        self._site.rescan()
+            mode = self.entries[path].mode if path in self.entries else found[path].mode
+            self.entries[path] = tree.Entry(sha, mode)
+        self.store()
+        self.scripting = False
+        # As with staged scripts: targets keep links, mode and owner, whatever way the script wrote them.
+        writer.put_links_back(directory, recorded, missing_too=False)
+        relinked = tree.differences(self.entries, site.rescan())
+        materialise(context, site, self._transaction, self.entries, relinked)
+        writer.put_particulars_back(directory, recorded)
+        for path in changed:
+            if path in self.entries and path not in relinked:
+                full = os.path.join(directory, path)
+                writer.set_new_second(full, old_times.get(path))
+                writer.sync_file(full)
+        journal.checkpoint(context, "live script recorded")
+        site.rescan()
 
     def _run(self, patch, content, root, directory):
         context = self._context
-        started = _begin_step(context, "run", patch=patch["ref"])
-        path = os.path.join(root, "script")
-        os.makedirs(path, exist_ok=True)
-        path = os.path.join(path, patch["filename"])
+        started = begin_step(context, "run", patch=patch["ref"])
+        path = os.path.join(root, "script", patch["filename"])
+        os.makedirs(os.path.dirname(path))
         with open(path, "wb") as out:
             out.write(content)
         environment = dict(os.environ, DEPLOYCTL_PACKAGE_DIR=directory, DEPLOYCTL_PATCH=patch["ref"])
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
-        try:
-            status, self.output = script.run(
-                context,
-                [context.python, path, directory],
-                directory,
-                environment,
-                patch["metadata"]["timeout_s"],
-                patch["ref"],
-            )
-        except Cancelled:
-            raise
-        except Failure as failure:
-            failure.fields.setdefault("output", "")
-            raise
+        environment[journal.SCRIPT_MARKER] = self._transaction
+        status, self.output = script.run(
+            context,
+            [context.python, path, directory],
+            directory,
+            environment,
+            patch["metadata"]["timeout_s"],
+            patch["ref"],
+        )
         if status != 0:
             raise Failure(
                 "%s failed: %s\n%s" % (patch["ref"], script.describe(status), _last_lines(self.output)),
                 kind="script-failed",
-                hint="mend the script and push again; nothing has changed",
+                hint="mend the script and push again; the package is as before",
                 output=self.output,
             )
-        _end_step(context, "run", started, patch=patch["ref"])
+        end_step(context, "run", started, patch=patch["ref"])
+
+
+def materialise(context, site, transaction, wanted, paths):
+    """Make the files of `paths` in the live tree as `wanted` ({path: Entry}) says; the journal is open.
+
+    Folders of the pristine package stay even when they become empty.
+    """
+    kept = releases.base_of(context.state, site.release["base"])["folders"]
+    boundary = lambda: journal.checkpoint(context, "replace")  # noqa: E731 - as short as it is plain
+    with writer.Writer(site.package.directory, transaction, kept, boundary) as files:
+        for path in paths:
+            if path not in wanted:
+                files.remove(path)
+                continue
+            mode = wanted[path].mode if path not in site.entries else None
+            files.prepare(path, objects.read(context.state, wanted[path].sha), mode)
+        files.swap()
 
 
 def check_fit(patch, found):
@@ -267,19 +292,16 @@ def _mode(entries, before, path):
     return (entries.get(path) or before[path]).mode
 
 
-def _begin_step(context, name, **fields):
+def begin_step(context, name, **fields):
+    """Announce a step; returns when it began, for `end_step`. Raises Cancelled when the client has gone."""
     if context.wire.cancelled.is_set():
         raise Cancelled
     context.wire.event("step", name=name, state="start", **fields)
     return time.monotonic()
 
 
-def _end_step(context, name, started, **fields):
+def end_step(context, name, started, **fields):
+    """Announce a step's end and how long it took."""
     seconds = time.monotonic() - started
     context.steps[name] = round(context.steps.get(name, 0) + seconds, 4)
     context.wire.event("step", name=name, state="done", seconds=round(seconds, 4), **fields)
-
-
-begin_step = _begin_step
-end_step = _end_step
-is_bytecode = package.is_bytecode

@@ -13,7 +13,8 @@ import secrets
 import time
 
 from . import audit
-from .failure import EXIT_LOCKED, EXIT_USAGE, Failure
+from .failure import EXIT_LOCKED, EXIT_USAGE, Cancelled, Failure
+from .state import disk_failure
 
 # A reading command holds the lock for moments only, to recover; a mutating one waits so long for it.
 _PATIENCE_S = 3.0
@@ -36,7 +37,7 @@ def exclusive(context):
         recover.recover(context)
         yield
     finally:
-        os.close(handle)
+        _release(handle)
 
 
 def reading(context):
@@ -49,14 +50,23 @@ def reading(context):
 
     if not any(os.path.exists(context.state.path(name)) for name in ("journal.json", "staging")):
         return None
-    handle = os.open(context.state.path("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = _open(context)
     try:
         if not _try(handle):
-            return holder(context.state) or {"operator": "unknown", "command": "unknown", "since": time.time()}
+            return holder(context.state) or _somebody()
+        _sign(handle, context, mutating=False)
         recover.recover(context)
     finally:
-        os.close(handle)
+        _release(handle)
     return None
+
+
+def _open(context):
+    path = context.state.path("lock")
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise disk_failure(error, path) from error
 
 
 def _try(handle):
@@ -69,40 +79,82 @@ def _try(handle):
     return True
 
 
-def _acquire(context):
-    path = context.state.path("lock")
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    end = time.monotonic() + _PATIENCE_S
-    while not _try(handle):
-        found = holder(context.state)
-        if found and found.get("run_id") == context.run_id and context.run_id:
-            os.close(handle)
-            raise Failure("the same machine as %s" % found.get("host"), kind="alias", alias_of=found.get("host"))
-        if time.monotonic() > end or (found and found.get("mutating")):
-            os.close(handle)
-            raise _locked(found or {})
-        time.sleep(0.02)
+def _sign(handle, context, mutating):
+    """Write who holds the lock into it; a full disk does not matter, the kernel's lock is the truth."""
     particulars = {
         "operator": context.operator,
         "host": context.host.get("name"),
         "pid": os.getpid(),
         "command": context.command,
         "run_id": context.run_id,
+        "transaction": context.args.get("transaction"),
         "since": time.time(),
-        "mutating": True,
+        "mutating": mutating,
     }
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, json.dumps(particulars).encode("ascii"), 0)
+    try:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps(particulars).encode("ascii"), 0)
+    except OSError as error:
+        context.wire.event("warning", text="the lock does not say who holds it: %s" % error.strerror)
+
+
+def _release(handle):
+    """Let go; a lock file that still named us would be shown to those who meet the next holder in its first moment."""
+    try:
+        os.ftruncate(handle, 0)
+    except OSError:
+        pass  # a read-only disk: the lock is let go all the same
+    os.close(handle)
+
+
+def _acquire(context):
+    handle = _open(context)
+    try:
+        end = time.monotonic() + _PATIENCE_S
+        while not _try(handle):
+            _give_up(context, holder(context.state) or {}, time.monotonic() > end)
+            time.sleep(0.02)
+    except BaseException:
+        os.close(handle)
+        raise
+    _sign(handle, context, mutating=True)
     return handle
+
+
+def _give_up(context, found, is_late):
+    """Raise when there is no use in waiting for the holder: it is at work, or is ourselves by another name."""
+    ours = bool(context.run_id) and found.get("run_id") == context.run_id
+    if ours and found.get("host") != context.host.get("name"):
+        raise Failure("the same machine as %s" % found.get("host"), kind="alias", alias_of=found.get("host"))
+    if is_late or (found.get("mutating") and _lives(found)):
+        raise _locked(found or _somebody())
+    if context.wire.cancelled.is_set():
+        raise Cancelled
+
+
+def _lives(found):
+    """Whether the process that signed the lock lives: the lock itself may be in other hands by now."""
+    try:
+        os.kill(found["pid"], 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, KeyError, TypeError):
+        return True  # another user's, or not told
+    return True
+
+
+def _somebody():
+    return {"operator": "unknown", "command": "unknown", "since": time.time()}
 
 
 def holder(state):
     """Who wrote the lock file last, or None."""
     try:
         with open(state.path("lock"), encoding="utf-8") as source:
-            return json.load(source)
+            found = json.load(source)
     except (OSError, ValueError):
         return None
+    return found if isinstance(found, dict) else None
 
 
 def current_holder(state):
@@ -114,15 +166,20 @@ def current_holder(state):
     try:
         if _try(handle):
             return None
-        return holder(state) or {"operator": "unknown", "command": "unknown", "since": time.time()}
+        return holder(state) or _somebody()
     finally:
         os.close(handle)
 
 
 def _locked(found):
-    age = max(0, int(time.time() - found.get("since", time.time())))
     return Failure(
-        "locked by %s (%s), since %d s" % (found.get("operator", "somebody"), found.get("command", "a command"), age),
+        "locked by %s (%s, pid %s), for %s"
+        % (
+            found.get("operator", "somebody"),
+            found.get("command", "a command"),
+            found.get("pid", "unknown"),
+            _age(found.get("since")),
+        ),
         kind="locked",
         hint="wait for it to end; a killed holder's lock is gone by itself (deployctl lock show)",
         exit_code=EXIT_LOCKED,
@@ -141,10 +198,18 @@ def _respect_hold(context):
     raise _held(hold)
 
 
+def _age(since):
+    """How long ago, in the unit that people would use."""
+    seconds = max(0, int(time.time() - (since or time.time())))
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return "%d %s" % (seconds // size, unit)
+    return "%d s" % seconds
+
+
 def _held(hold):
-    age = max(0, int(time.time() - hold.get("since", 0)))
     return Failure(
-        "held by %s since %d min: %s" % (hold.get("operator"), age // 60, hold.get("message") or "no message"),
+        "held by %s for %s: %s" % (hold.get("operator"), _age(hold.get("since")), hold.get("message") or "no message"),
         kind="held",
         hint="ask %s, or: deployctl lock release --force" % hold.get("operator"),
         exit_code=EXIT_LOCKED,
@@ -178,7 +243,7 @@ def lock_operation(context):
             result = {"status": "released", "hold": hold}
         audit.record(context, result)
     finally:
-        os.close(handle)
+        _release(handle)
     return result
 
 

@@ -31,7 +31,7 @@ def put(state, content, durable=True):
     """
     sha = digest(content)
     path = path_of(state, sha)
-    if os.path.exists(path) and os.path.getsize(path) == len(content):
+    if _is_there(path, content):
         return sha
     folder = os.path.dirname(path)
     temporary = None
@@ -56,6 +56,15 @@ def put(state, content, durable=True):
             except OSError:
                 pass  # the error being raised says what is wrong with this disk
     return sha
+
+
+def _is_there(path, content):
+    """Whether it is stored, and whole: a power cut may have left a file of the right name and size with other bytes."""
+    try:
+        with open(path, "rb") as source:
+            return source.read() == content
+    except OSError:
+        return False
 
 
 def read(state, sha):

@@ -160,8 +160,8 @@ def _elapsed_s(text):
     return float(seconds + int(days or 0) * 86400)
 
 
-def marked(prefix):
-    """Processes whose environment at their start held DEPLOYCTL_ATTEMPT beginning with `prefix`.
+def marked(prefix, variable=MARKER):
+    """Processes whose environment at their start held a variable (DEPLOYCTL_ATTEMPT) beginning with `prefix`.
 
     Returns:
         [(Process, value)]. Only processes whose environment we may read: our own, or all for root.
@@ -169,19 +169,19 @@ def marked(prefix):
     everyone = snapshot()
     found = []
     if _LINUX:
-        needle = (MARKER + "=" + prefix).encode()
+        needle = (variable + "=" + prefix).encode()
         for pid, process in everyone.items():
             try:
                 with open("/proc/%d/environ" % pid, "rb") as source:
                     variables = source.read().split(b"\0")
             except OSError:
                 continue  # another user's, or gone
-            for variable in variables:
-                if variable.startswith(needle):
-                    found.append((process, variable.partition(b"=")[2].decode("utf-8", "replace")))
+            for assignment in variables:
+                if assignment.startswith(needle):
+                    found.append((process, assignment.partition(b"=")[2].decode("utf-8", "replace")))
                     break
         return found
-    pattern = re.compile(r"\b%s=(%s\S*)" % (MARKER, re.escape(prefix)))
+    pattern = re.compile(r"\b%s=(%s\S*)" % (variable, re.escape(prefix)))
     for line in _command_output(["ps", "-axww", "-E", "-o", "pid=,command="]).splitlines():
         match = pattern.search(line)
         pid = int(line.split(None, 1)[0]) if match else None

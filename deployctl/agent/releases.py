@@ -1,28 +1,82 @@
 """Releases and bases as they lie in the state directory, and the arithmetic of the stack."""
 
 import os
+import time
 
 from . import tree
 from .failure import EXIT_USAGE, Failure
 
+# How many of the latest transactions current.json names, for those who ask what became of theirs.
+_REMEMBERED = 50
+
+
+def checked(state, parts, keys):
+    """A state file that must hold `keys`, or None where there is none.
+
+    Raises:
+        Failure: It does not (kind `state-damaged`, exit 8).
+    """
+    found = state.read_json(*parts)
+    if found is None:
+        return None
+    missing = [key for key in keys if key not in found]
+    if missing:
+        raise state.damaged("it does not hold %s" % ", ".join(missing), *parts)
+    return found
+
+
+def pointer(state):
+    """What current.json says: {release, base, transaction, at, move, recent}; base None before the first push."""
+    found = checked(state, ("current.json",), ("release", "base", "move", "recent"))
+    return found or {"release": None, "base": None, "transaction": None, "at": 0.0, "move": 0, "recent": []}
+
+
+def point_to(state, number, base, transaction):
+    """Write current.json: the release that the tree is at from now on."""
+    before = pointer(state)
+    state.write_json(
+        {
+            "release": number,
+            "base": base,
+            "transaction": transaction,
+            "at": time.time(),
+            "move": before["move"] + 1,
+            "recent": (before["recent"] + [[transaction, number]])[-_REMEMBERED:],
+        },
+        "current.json",
+    )
+
 
 def current(state):
-    """The current release (a dict; release 0 is the base), or None before the first push."""
-    pointer = state.read_json("current.json")
-    if pointer is None:
+    """The current release (a dict; release 0 is the base), or None before the first push.
+
+    Raises:
+        Failure: The state is damaged (exit 8).
+    """
+    now = pointer(state)
+    if now["release"] is None:
         return None
-    return load(state, pointer["release"], pointer["base"])
+    try:
+        return load(state, now["release"], now["base"])
+    except Failure as failure:
+        if failure.kind == "unknown-release":
+            raise state.damaged("it names release %s, which is missing" % now["release"], "current.json") from None
+        raise
 
 
 def load(state, number, base=None):
     """A release by number.
 
+    Args:
+        state: The state directory.
+        number: 0 for the base.
+        base: Which base, for release 0; that of the current release where not given.
+
     Raises:
-        Failure: There is none (exit 2), listing what exists.
+        Failure: There is none (exit 2), listing what exists; or damaged (exit 8).
     """
     if number == 0:
-        pointer = state.read_json("current.json") or {}
-        base = base if base is not None else pointer.get("base")
+        base = base if base is not None else pointer(state)["base"]
         about = base_of(state, base)
         return {
             "number": 0,
@@ -39,7 +93,7 @@ def load(state, number, base=None):
             "patches": [],
             "files": {},
         }
-    found = state.read_json("releases", "%d.json" % number)
+    found = checked(state, ("releases", "%d.json" % number), ("number", "base", "patches", "files"))
     if found is None:
         known = ", ".join(str(entry) for entry in numbers(state)) or "none"
         raise Failure(
@@ -66,14 +120,16 @@ def listing(state):
 
 
 def base_of(state, base):
-    """A base: {package, package_dir, version, fingerprint, python, at, by, files: {path: [sha, mode]}}."""
-    found = state.read_json("bases", "%s.json" % base)
+    """A base: {package, package_dir, version, fingerprint, python, at, by,
+    files: {path: [sha, mode]}, folders}.
+
+    Raises:
+        Failure: Missing or damaged (exit 8).
+    """
+    parts = ("bases", "%s.json" % base)
+    found = checked(state, parts, ("package", "package_dir", "version", "fingerprint", "files", "folders"))
     if found is None:
-        raise Failure(
-            "the snapshot of the pristine package (%s) is missing" % state.path("bases", "%s.json" % base),
-            kind="state-damaged",
-            exit_code=8,
-        )
+        raise state.damaged("it is missing", *parts)
     return found
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import shutil
 import time
 
 from . import objects, package, releases, tree
@@ -38,6 +39,11 @@ class Site:
         """Keep the stat cache for the next command; a cache that cannot be written only costs time."""
         save_index(self._context, self.package.directory, self.index)
 
+    def differences_since(self):
+        """Read the live tree again; the paths that have changed since it was read last."""
+        before = self.entries
+        return tree.differences(before, self.rescan())
+
 
 def save_index(context, directory, index):
     """Write the stat cache, not synced: it is checked against the files whenever it is used."""
@@ -58,7 +64,9 @@ def load_index(context, directory):
         index = context.state.read_json("index.json")
     except Failure:
         return None  # a torn cache is no cache
-    return index if index and index.get("directory") == directory else None
+    if not index or index.get("directory") != directory or not isinstance(index.get("files"), dict):
+        return None
+    return index
 
 
 def open_site(context, adopt=False):
@@ -76,7 +84,7 @@ def open_site(context, adopt=False):
     release = releases.current(context.state)
     entries, index = tree.scan(found.directory, load_index(context, found.directory))
     if release is None:
-        release = _snapshot(context, found, entries, adopt, None)
+        release = _snapshot(context, found, entries, index, adopt, None)
     else:
         about = releases.base_of(context.state, release["base"])
         if about["package_dir"] != found.directory:
@@ -88,22 +96,28 @@ def open_site(context, adopt=False):
                 exit_code=EXIT_USAGE,
             )
         site = Site(context, found, release, entries, index)
-        if about["fingerprint"] == found.fingerprint or not site.drifted:
+        if about["fingerprint"] == found.fingerprint:
+            return site
+        if not site.drifted:
+            # The same content installed again, or committed in its work tree: the same base under a new name.
+            about.update(fingerprint=found.fingerprint, version=found.version)
+            context.state.write_json(about, "bases", "%d.json" % release["base"])
             return site
         differing = _differing(found, entries)
         if differing and not adopt:
             raise drift_failure(
                 context,
                 site,
-                "the package was installed anew (%s to %s) and then edited" % (about["version"], found.version),
+                "differ from the package as it was installed anew (%s to %s)" % (about["version"], found.version),
                 differing,
+                "reinstall it (git checkout in a work tree), or make these edits the new base: --adopt",
             )
         context.wire.event(
             "warning",
             text="the package was installed anew (%s to %s): this is the new base; earlier releases stay in the history"
             % (about["version"], found.version),
         )
-        release = _snapshot(context, found, entries, adopt, release)
+        release = _snapshot(context, found, entries, index, adopt, release)
     return Site(context, found, release, entries, index)
 
 
@@ -111,7 +125,7 @@ def _differing(found, entries):
     return package.differing_from_origin(found, {path: entry.sha for path, entry in entries.items()})
 
 
-def _snapshot(context, found, entries, adopt, before):
+def _snapshot(context, found, entries, index, adopt, before):
     """Store every file of the pristine package and make it the base."""
     differing = _differing(found, entries)
     if differing and not adopt:
@@ -125,14 +139,16 @@ def _snapshot(context, found, entries, adopt, before):
             status="drift",
             drift=[{"path": path, "expected": None, "found": _sha(entries, path)} for path in differing],
         )
-    total = 0
-    for path in sorted(entries):
-        with open(os.path.join(found.directory, path), "rb") as source:
-            content = source.read()
-        total += len(content)
-        if objects.put(context.state, content, durable=False) != entries[path].sha:
-            raise Failure("%s changes while it is being read" % path, kind="changed-meanwhile", hint="try again")
-    objects.sync_file_system(context.state.root)
+    if before is None:
+        _check_room(context, index)
+    try:
+        total = sum(_store(context, found.directory, path, entries[path].sha) for path in sorted(entries))
+        objects.sync_file_system(context.state.root)
+    except Failure:
+        if before is None:
+            # Nothing refers to them yet, and half a snapshot on a full disk helps nobody.
+            shutil.rmtree(context.state.path("objects"), ignore_errors=True)
+        raise
     number = before["base"] + 1 if before else 1
     about = {
         "package": found.name,
@@ -145,11 +161,38 @@ def _snapshot(context, found, entries, adopt, before):
         "command": context.command,
         "adopted": differing,
         "files": {path: [entry.sha, entry.mode] for path, entry in entries.items()},
+        "folders": index["folders"],
     }
     context.state.write_json(about, "bases", "%d.json" % number)
-    context.state.write_json({"release": 0, "base": number, "transaction": None, "at": time.time()}, "current.json")
+    releases.point_to(context.state, 0, number, None)
     context.wire.event("snapshot", files=len(entries), bytes=total)
     return releases.load(context.state, 0, number)
+
+
+def _store(context, directory, path, sha):
+    """Store a live file that was hashed a moment ago; returns its size."""
+    try:
+        with open(os.path.join(directory, path), "rb") as source:
+            content = source.read()
+    except FileNotFoundError:
+        content = b""
+    if objects.put(context.state, content, durable=False) != sha:
+        raise Failure("%s changes while it is being read" % path, kind="changed-meanwhile", hint="try again")
+    return len(content)
+
+
+def _check_room(context, index):
+    """Refuse a snapshot that the state's disk cannot hold before filling that disk with half of it."""
+    needed = sum(-(-entry[0] // 4096) * 4096 for entry in index["files"].values())
+    usage = os.statvfs(context.state.root)
+    free = usage.f_bavail * usage.f_frsize
+    if free < needed:
+        raise Failure(
+            "no space left on %s: a snapshot of the package needs %d MiB, %d MiB are free"
+            % (context.state.root, -(-needed // 1048576), free // 1048576),
+            kind="disk-full",
+            hint="free some space there (df -h %s), or set another state_dir" % context.state.root,
+        )
 
 
 def _sha(entries, path):
@@ -163,15 +206,15 @@ def _listed(paths, most=20):
     return "\n".join(lines)
 
 
-def drift_list(site):
-    """The drifted files as the contract's `drift`."""
-    return [
-        {"path": path, "expected": _sha(site.expected, path), "found": _sha(site.entries, path)}
-        for path in site.drifted
-    ]
+def drift_list(site, paths):
+    """Drifted files as the contract's `drift`."""
+    return [{"path": path, "expected": _sha(site.expected, path), "found": _sha(site.entries, path)} for path in paths]
 
 
-def drift_failure(context, site, message="", paths=None):
+_HINT = "keep the edits as a patch (the diff is in the output), or go on with --force: copies are kept"
+
+
+def drift_failure(context, site, message="", paths=None, hint=_HINT):
     """The refusal to touch hand-made edits, with their diff."""
     paths = site.drifted if paths is None else paths
     count = "%d file%s" % (len(paths), "" if len(paths) == 1 else "s")
@@ -179,10 +222,10 @@ def drift_failure(context, site, message="", paths=None):
     return Failure(
         "%s %s:\n%s" % (count, message, _listed(paths)),
         kind="drift",
-        hint="keep the edits as a patch (the diff is in the output), or go on with --force: copies are kept",
+        hint=hint,
         exit_code=EXIT_DRIFT,
         status="drift",
-        drift=drift_list(site),
+        drift=drift_list(site, paths),
         diff=drift_diff(context, site, paths),
     )
 

@@ -20,7 +20,7 @@ import json
 import os
 import tempfile
 
-from .failure import Failure
+from .failure import EXIT_NEEDS_RECOVERY, Failure
 
 
 class State:
@@ -47,26 +47,39 @@ class State:
             raise disk_failure(error, self.root) from error
 
     def read_json(self, *parts):
-        """The JSON value of a state file, or None where there is no such file.
+        """The JSON object of a state file, or None where there is no such file.
 
         Raises:
-            Failure: The file is there but not readable as JSON (kind `state-damaged`).
+            Failure: The file is there but cannot be read, or is no JSON object (kind `state-damaged`, exit 8).
         """
         path = self.path(*parts)
         try:
             with open(path, encoding="utf-8") as source:
-                return json.load(source)
-        except FileNotFoundError:
+                found = json.load(source)
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        except NotADirectoryError:
-            return None
-        except ValueError as error:
+        except OSError as error:
             raise Failure(
-                "state file %s is damaged: %s" % (path, error),
-                kind="state-damaged",
-                hint="keep a copy and look at it before removing it",
-                exit_code=8,
+                "state file %s cannot be read: %s" % (path, error.strerror),
+                kind="state-unreadable",
+                hint="check the owner and mode of %s, or set another state_dir" % self.root,
+                exit_code=EXIT_NEEDS_RECOVERY,
             ) from error
+        except ValueError as error:
+            raise self.damaged(str(error), *parts) from error
+        if not isinstance(found, dict):
+            raise self.damaged("it is no JSON object", *parts)
+        return found
+
+    def damaged(self, reason, *parts):
+        """The Failure for a state file that does not hold what it should."""
+        return Failure(
+            "state file %s is damaged: %s" % (self.path(*parts), reason),
+            kind="state-damaged",
+            hint="reinstall the package with pip, then on the host: mv '%s' '%s.damaged'; the next push begins anew"
+            % (self.root, self.root),
+            exit_code=EXIT_NEEDS_RECOVERY,
+        )
 
     def write_json(self, value, *parts):
         """Write a state file atomically and durably."""

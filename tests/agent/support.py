@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -169,3 +170,55 @@ class MemoryWire:
 
     def await_control(self, words, deadline_s):
         return self.answer
+
+
+def make_context(box: Box, operation: str, args: dict | None = None, blobs: dict[str, bytes] | None = None):
+    """A Context of the agent in this process, for `box`; its events are in `context.wire.events`."""
+    from deployctl.agent.main import Context
+
+    request = {
+        "op": operation,
+        "args": args or {},
+        "host": box.host,
+        "operator": box.operator,
+        "run_id": box.run_id,
+        "command": operation,
+    }
+    context = Context(request, MemoryWire(blobs), [str(box.package.parent)], {})
+    context.python = str(box.python)
+    return context
+
+
+def perform(box: Box, operation: str, blobs: dict[str, bytes] | None = None, **args) -> dict:
+    """Run one operation of the agent in this process; events are kept in `box.events`."""
+    from deployctl.agent import main
+
+    context = make_context(box, operation, args, blobs)
+    result = main.perform(context)
+    box.events = context.wire.events
+    return json.loads(json.dumps(result))
+
+
+def perform_push(box: Box, reference: str, script: str, **args) -> dict:
+    """Push in this process; every push has a transaction of its own."""
+    patch, blobs = box.patch(reference, script)
+    box.pushes = getattr(box, "pushes", 0) + 1
+    return perform(box, "push", blobs, **{"transaction": f"tx{box.pushes}", "patch": patch, **args})
+
+
+def everything(package: Path) -> dict[str, tuple]:
+    """All that must come back: path → kind, mode, owner and content of every file, folder and link; no bytecode."""
+    found: dict[str, tuple] = {}
+    for path in sorted(package.rglob("*")):
+        if path.name == "__pycache__" or path.suffix == ".pyc":
+            continue
+        status = path.lstat()
+        about = (oct(status.st_mode & 0o7777), status.st_uid, status.st_gid)
+        name = os.fsdecode(path.relative_to(package))
+        if path.is_symlink():
+            found[name] = ("link", os.readlink(path), path.read_bytes() if path.is_file() else None)
+        elif path.is_dir():
+            found[name] = ("folder", *about)
+        else:
+            found[name] = ("file", *about, path.read_bytes())
+    return found
