@@ -3,7 +3,7 @@
 import os
 import time
 
-from . import journal, objects, releases, script, tree, unified, writer
+from . import journal, objects, releases, script, staging, tree, unified, writer
 from .failure import EXIT_USAGE, Cancelled, Failure
 
 
@@ -25,6 +25,7 @@ class Builder:
         self._transaction = transaction
         self._begin = begin
         self._contents = {}
+        self._staging = staging.Staging(context.state, site.package.name)
         self.entries = {}
         self.layers = []
         self.touched = False
@@ -44,6 +45,10 @@ class Builder:
         if sha in self._contents:
             return self._contents[sha]
         return objects.read(self._context.state, sha)
+
+    def close(self):
+        """Keep the staged copy for the next push; nothing else of it is needed any more."""
+        self._staging.keep()
 
     def store(self):
         """Make everything that the layers made durable."""
@@ -108,18 +113,19 @@ class Builder:
     # -- staged scripts ----------------------------------------------------------------------------------------------
 
     def _staged(self, patch, content):
-        context, live = self._context, self._site.entries
+        context, site = self._context, self._site
         started = begin_step(context, "stage")
         root = context.state.path("staging", self._transaction, str(len(self.layers)))
-        staged = os.path.join(root, self._site.package.name)
-        os.makedirs(staged, mode=0o700)
-        plan = {path: (entry, path in live and live[path].sha == entry.sha) for path, entry in self.entries.items()}
-        tree.copy_tree(self._site.package.directory, staged, plan, self.content)
-        index = _index_of(staged, self.entries)
+        self._staging.make(root, site.package.directory, self.entries, site.entries, self.content)
+        staged = self._staging.path
         end_step(context, "stage", started)
         self._begin()
-        self._run(patch, content, root, staged)
-        found, _ = tree.scan(staged, index)
+        try:
+            self._run(patch, content, root, staged)
+        except BaseException:
+            self._staging.drop()
+            raise
+        found = self._staging.read()
         # Copied files are writable for the script; what counts as a change of mode is what the script itself did.
         changed = tree.differences(self.entries, found)
         outside = [path for path in changed if not _declared(path, patch["metadata"]["targets"])]
@@ -269,15 +275,6 @@ def _undeclared(patch, paths):
         kind="undeclared",
         hint="add them to `targets` in its metadata, or change the patch; nothing has changed",
     )
-
-
-def _index_of(directory, entries):
-    """A stat cache for a copy that was just made from known contents."""
-    files = {}
-    for path, found, _ in tree.walk(directory):
-        key = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
-        files[path] = key + [entries[path].sha]
-    return {"at": time.time_ns(), "files": files}
 
 
 def _last_lines(text, most=12):

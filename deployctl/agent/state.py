@@ -4,10 +4,12 @@ STATE/                    0700
   machine                 which machine and package this state belongs to
   lock  hold.json         kernel lock with its holder's particulars; a manual hold
   journal.json            the open transaction, if any
-  counters.json           highest release and attempt number ever given
-  current.json            the release the tree is at
+  counters.json           highest attempt number ever given
+  current.json            the release the tree is at, and what became of the latest transactions
   releases/<n>.json       a release: stack of patches, and the sha256 of every file that differs from base
-  base.json index.json    sha256 of every file of the pristine package; stat cache of the live tree
+  bases/<n>.json          sha256 and mode of every file of the pristine package; a new one when it is installed anew
+  index.json              stat cache of the live tree
+  mirror/                 the last staged copy, to begin the next from
   objects/<aa>/<sha256>   contents, once each
   attempts/<n>/           one launch: spec.json keeper.py run.json exit.json verdict.json
   staging/<tx>/           staged copies; removed when the transaction ends
@@ -86,7 +88,7 @@ class State:
         write_file(self.path(*parts), (json.dumps(value, sort_keys=True) + "\n").encode("ascii"), 0o600)
 
     def next_number(self, counter):
-        """Give out the next number of `release` or `attempt`; a number is never given twice."""
+        """Give out the next number of a counter (`attempt`); a number is never given twice."""
         counters = self.read_json("counters.json") or {}
         counters[counter] = counters.get(counter, 0) + 1
         self.write_json(counters, "counters.json")

@@ -98,6 +98,7 @@ class Transaction:
             return
         started = time.monotonic()
         self._context.wire.event("step", name="restore", state="start")
+        self.builder.close()
         try:
             kept = recover.undo(self._context, self._entry, touched, displacing=not self.builder.scripting)
         except Failure as trouble:
@@ -113,6 +114,7 @@ class Transaction:
         site, builder = self._site, self.builder
         changed = tree.differences(site.expected, builder.entries)
         self._compile(changed)
+        builder.close()
         if self._entry is not None:
             recover.undo(self._context, self._entry, touched=False, displacing=False)
 
@@ -141,9 +143,10 @@ class Transaction:
         self._check_space(tree.differences(builder.entries, site.entries))
         self.begin()
         builder.store()
-        self._refuse_edits_since(site.differences_since())
+        differing = tree.differences(builder.entries, site.entries)
+        self._refuse_edits_since(site.edited_since(differing))
         self._swapped = True
-        layers.materialise(context, site, self.id, builder.entries, tree.differences(builder.entries, site.entries))
+        layers.materialise(context, site, self.id, builder.entries, differing)
         journal.checkpoint(context, "swapped")
         site.rescan()
         self._refuse_edits_since(tree.differences(builder.entries, site.entries))
@@ -161,6 +164,7 @@ class Transaction:
         self._committed = True
         try:
             site.save_index()
+            builder.close()
             recover.close(context, self._entry)
         except (Failure, OSError) as error:
             # The deed is done; the next command tidies up.

@@ -12,7 +12,6 @@ import stat
 import time
 
 from .failure import Failure
-from .state import disk_failure
 
 Entry = collections.namedtuple("Entry", "sha mode")
 Entry.__doc__ = "One file: sha256 in hex, permission bits."
@@ -28,12 +27,13 @@ def is_bytecode(name):
     return name.endswith((".pyc", ".pyo"))
 
 
-def walk(directory, folders=None):
+def walk(directory, folders=None, odd=None):
     """Yield (relative path, os.stat_result, absolute path) of every file of the tree, links to files followed.
 
     Args:
         directory: Absolute path.
         folders: A list that receives the relative paths of all folders, parents first, or None.
+        odd: A list that receives what is not a plain file or folder with one name, bytecode included, or None.
 
     Raises:
         Failure: A folder that may not be read.
@@ -54,7 +54,13 @@ def walk(directory, folders=None):
                     todo.append((prefix + name + "/", entry.path))
                     if folders is not None:
                         folders.append(prefix + name)
+                elif odd is not None:
+                    odd.append(prefix + name)
                 continue
+            if odd is not None:
+                about = entry.stat(follow_symlinks=False)
+                if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1 or is_bytecode(name):
+                    odd.append(prefix + name)
             if is_bytecode(name) or name.startswith(TEMPORARY_PREFIX):
                 continue
             try:
@@ -65,13 +71,14 @@ def walk(directory, folders=None):
                 yield prefix + name, found, entry.path
 
 
-def scan(directory, index=None):
+def scan(directory, index=None, odd=None):
     """Hash a tree, reading only files whose stat differs from the cache.
 
     Args:
         directory: Absolute path.
         index: Stat cache of an earlier scan, or None: `{"at": ns, "files": {path: [size, mtime, ctime, inode, sha]},
             "folders": [path]}`.
+        odd: As for `walk`.
 
     Returns:
         (entries, index): {path: Entry}, and the new cache.
@@ -84,8 +91,8 @@ def scan(directory, index=None):
     began = time.time_ns()
     entries, files = {}, {}
     folders: list = []
-    for path, found, absolute in walk(directory, folders):
-        key = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+    for path, found, absolute in walk(directory, folders, odd):
+        key = key_of(found)
         old = known.get(path)
         if old is not None and old[:4] == key and found.st_ctime_ns < horizon and found.st_mtime_ns < horizon:
             sha = old[4]
@@ -99,6 +106,11 @@ def scan(directory, index=None):
         entries[path] = Entry(sha, stat.S_IMODE(found.st_mode))
         files[path] = key + [sha]
     return entries, {"at": began, "files": files, "folders": folders}
+
+
+def key_of(found):
+    """What a stat cache compares of an os.stat_result."""
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
 def _unreadable(error, path):
@@ -127,40 +139,3 @@ def differences(expected, found):
         for path in set(expected) | set(found)
         if (expected[path].sha if path in expected else None) != (found[path].sha if path in found else None)
     )
-
-
-def copy_tree(source, target, entries, content_of):
-    """Make a complete staged copy.
-
-    Args:
-        source, target: Directories; the target is created.
-        entries: {path: (Entry, live)}: what the copy shall hold; `live` tells that the live file has that content.
-        content_of: Callable sha → bytes for the others.
-
-    Raises:
-        Failure: No space, or not permitted.
-    """
-    made = set()
-    for path, (entry, live) in entries.items():
-        destination = os.path.join(target, path)
-        folder = os.path.dirname(destination)
-        try:
-            if folder not in made:
-                os.makedirs(folder, exist_ok=True)
-                made.add(folder)
-            if live:
-                with open(os.path.join(source, path), "rb", buffering=0) as original:
-                    content = original.read()
-            else:
-                content = content_of(entry.sha)
-            # Writable for the script, whatever the original is.
-            handle = os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                view = memoryview(content)
-                while view:
-                    view = view[os.write(handle, view) :]
-                os.fchmod(handle, entry.mode | 0o200)
-            finally:
-                os.close(handle)
-        except OSError as error:
-            raise disk_failure(error, destination) from error
