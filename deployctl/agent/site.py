@@ -244,29 +244,39 @@ def drift_diff(context, site, paths):
     """Unified diff from the release to the live files, at most 200 lines."""
 
     def before(path):
-        return objects.read(context.state, site.expected[path].sha) if path in site.expected else b""
+        return objects.read(context.state, site.expected[path].sha) if path in site.expected else None
 
     def after(path):
         try:
             with open(os.path.join(site.package.directory, path), "rb") as source:
                 return source.read()
         except OSError:
-            return b""
+            return None
 
     return unified(((path, before(path), after(path)) for path in paths), _DIFF_LINES)
 
 
 def unified(changes, most_lines=None):
-    """A unified diff of [(path, old bytes, new bytes)] as text; binary files are named only."""
+    """A diff in git's form of [(path, old bytes, new bytes)], None for no file; binary files are named only."""
     lines = []
     for path, old, new in changes:
-        if b"\0" in old or b"\0" in new:
+        if b"\0" in (old or b"") or b"\0" in (new or b""):
             lines.append("Binary files a/%s and b/%s differ\n" % (path, path))
             continue
-        texts = [content.decode("utf-8", "backslashreplace").splitlines(True) for content in (old, new)]
-        names = ("a/" + path if old else "/dev/null", "b/" + path if new else "/dev/null")
+        texts = [_lines(content or b"") for content in (old, new)]
+        names = ("/dev/null" if old is None else "a/" + path, "/dev/null" if new is None else "b/" + path)
+        lines.append("diff --git a/%s b/%s\n" % (path, path))
+        if old is None or new is None:
+            lines.append("%s file mode 100644\n" % ("new" if old is None else "deleted"))
         for line in difflib.unified_diff(texts[0], texts[1], names[0], names[1]):
             lines.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
     if most_lines is not None and len(lines) > most_lines:
         lines[most_lines:] = ["... %d more lines\n" % (len(lines) - most_lines)]
     return "".join(lines)
+
+
+def _lines(content):
+    """Lines as diffs count them: a form feed or a lone carriage return ends none."""
+    text = content.decode("utf-8", "backslashreplace")
+    *whole, last = text.split("\n")
+    return [line + "\n" for line in whole] + ([last] if last else [])

@@ -119,7 +119,7 @@ class Transaction:
             recover.undo(self._context, self._entry, touched=False, displacing=False)
 
         def text(entries, path):
-            return builder.content(entries[path].sha) if path in entries else b""
+            return builder.content(entries[path].sha) if path in entries else None
 
         diff = sites.unified((path, text(site.expected, path), text(builder.entries, path)) for path in changed)
         self._warnings.extend(
@@ -238,7 +238,8 @@ class Transaction:
         named, spoken_for = [], set()
         for layer in release["patches"] + site.release["patches"]:
             listed = layer["metadata"].get("verify")
-            if listed is not None and set(layer["files"]) & set(changed):
+            is_new = layer not in site.release["patches"]
+            if listed is not None and (is_new or set(layer["files"]) & set(changed)):
                 named.extend(listed)
                 spoken_for |= set(layer["files"])
         named.extend(

@@ -77,6 +77,9 @@ class Box:
         }
         self.events: list[dict] = []
         self.run_id = "run-1"
+        self.pushes = 0
+        self.on_event = None
+        self.answer = ...
         self.operator = "ann@example.org"
 
     def request(self, operation: str, args: dict, blobs: dict[str, bytes] | None = None) -> Request:
@@ -150,10 +153,15 @@ def threshold(value: int) -> str:
 
 
 class MemoryWire:
-    """A wire without processes, for tests in this process."""
+    """A wire without processes, for tests in this process.
 
-    def __init__(self, blobs=None):
+    `on_event`, where given, is called with every event: a test can cancel, edit or measure at that very moment.
+    """
+
+    def __init__(self, blobs=None, on_event=None):
         import threading
+
+        self.on_event = on_event
 
         self.events = []
         self.sent = io.BytesIO()
@@ -164,6 +172,8 @@ class MemoryWire:
 
     def event(self, kind, /, **fields):
         self.events.append(dict(fields, event=kind))
+        if self.on_event is not None:
+            self.on_event(self, self.events[-1])
 
     def data(self, payload):
         self.sent.write(payload)
@@ -184,7 +194,9 @@ def make_context(box: Box, operation: str, args: dict | None = None, blobs: dict
         "run_id": box.run_id,
         "command": operation,
     }
-    context = Context(request, MemoryWire(blobs), [str(box.package.parent)], {})
+    context = Context(request, MemoryWire(blobs, box.on_event), [str(box.package.parent)], {})
+    if box.answer is not ...:
+        context.wire.answer = box.answer
     context.python = str(box.python)
     return context
 
@@ -202,7 +214,7 @@ def perform(box: Box, operation: str, blobs: dict[str, bytes] | None = None, **a
 def perform_push(box: Box, reference: str, script: str, **args) -> dict:
     """Push in this process; every push has a transaction of its own."""
     patch, blobs = box.patch(reference, script)
-    box.pushes = getattr(box, "pushes", 0) + 1
+    box.pushes += 1
     return perform(box, "push", blobs, **{"transaction": f"tx{box.pushes}", "patch": patch, **args})
 
 
