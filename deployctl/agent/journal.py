@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 
-from . import releases
+from . import releases, writer
 from .state import sync_folder
 
 # In the environment of patch scripts, so that a recovery finds those that outlived their killed agent.
@@ -53,7 +53,7 @@ def begin(context, transaction, site, number):
         "base": site.release["base"],
         "makes": number,
         "move": releases.pointer(context.state)["move"] + 1,
-        "folders": site.index["folders"],
+        "folders": writer.folders_of(site.package.directory, site.index["folders"]),
         "particulars": None,
     }
     context.state.write_json(entry, "journal.json")

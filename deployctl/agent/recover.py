@@ -158,6 +158,7 @@ def restore(context, entry, displacing):
     """
     directory, recorded = entry["package_dir"], entry["particulars"]
     wanted = releases.expected(context.state, releases.load(context.state, entry["release"], entry["base"]))
+    writer.put_folders_back(directory, entry["folders"])
     if recorded is not None:
         writer.put_links_back(directory, recorded, missing_too=True)
     index = site.load_index(context, directory)

@@ -131,12 +131,7 @@ class Writer:
         return True
 
     def _clear_the_way(self, path):
-        """A script may have put a folder where a file belongs, or a file or a link where a folder does."""
-        parts = path.split("/")
-        for depth in range(1, len(parts)):
-            folder = os.path.join(self._directory, *parts[:depth])
-            if os.path.islink(folder) or os.path.isfile(folder):
-                os.unlink(folder)
+        """A script may have put a folder where a file belongs; what was in it has been removed by now."""
         target = os.path.join(self._directory, path)
         if os.path.isdir(target) and not os.path.islink(target) and not any(True for _ in walk(target)):
             shutil.rmtree(target)
@@ -150,8 +145,7 @@ class Writer:
             above = os.stat(os.path.dirname(new))
             os.mkdir(new)
             os.chmod(new, stat.S_IMODE(above.st_mode))
-            if os.geteuid() == 0:
-                os.chown(new, above.st_uid, above.st_gid)
+            _give(new, above.st_uid, above.st_gid)
             self._made.append(new)
 
     def _rename(self):
@@ -195,13 +189,8 @@ def _keep_particulars(temporary, target, old, mode):
             shutil.copystat(target, temporary)
         except OSError:
             pass  # attributes that this file system cannot carry
-    if os.geteuid() == 0:
-        os.chown(temporary, owner.st_uid, owner.st_gid)
-    elif owner.st_gid != os.stat(temporary).st_gid:
-        try:
-            os.chown(temporary, -1, owner.st_gid)
-        except OSError:
-            pass  # not a member of that group: the file becomes ours, as with any editor
+    _give(temporary, -1, owner.st_gid)
+    _give(temporary, owner.st_uid, -1)
     os.chmod(temporary, 0o644 if bits is None else bits)
     set_new_second(temporary, None if old is None else old.st_mtime)
 
@@ -290,6 +279,36 @@ def particulars(directory):
     return found
 
 
+def _give(path, uid, gid):
+    try:
+        os.chown(path, uid, gid)
+    except PermissionError:
+        pass  # only root may give files away: it stays ours, as with any editor
+
+
+def folders_of(directory, paths):
+    """{relative path: [mode, uid, gid]} of folders."""
+    found = {}
+    for path in paths:
+        status = os.stat(os.path.join(directory, path))
+        found[path] = [stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid]
+    return found
+
+
+def put_folders_back(directory, recorded):
+    """Make the folders that are gone, in the place of whatever else a script may have put there."""
+    for path in sorted(recorded):
+        mode, uid, gid = recorded[path]
+        full = os.path.join(directory, path)
+        if os.path.isdir(full) and not os.path.islink(full):
+            continue
+        if os.path.lexists(full):
+            os.unlink(full)
+        os.mkdir(full)
+        _give(full, uid, gid)
+        os.chmod(full, mode)
+
+
 def put_links_back(directory, recorded, missing_too):
     """Make the files that were symbolic links links again; the files they lead to are not touched.
 
@@ -304,7 +323,6 @@ def put_links_back(directory, recorded, missing_too):
             continue
         if not missing_too and not os.path.lexists(full):
             continue
-        os.makedirs(os.path.dirname(full), exist_ok=True)
         temporary = os.path.join(os.path.dirname(full), "%slink-%d" % (TEMPORARY_PREFIX, os.getpid()))
         _unlink_quietly(temporary)
         os.symlink(link, temporary)
@@ -320,6 +338,6 @@ def put_particulars_back(directory, recorded):
         except OSError:
             continue  # taken away on purpose
         if (found.st_uid, found.st_gid) != (uid, gid):
-            os.chown(full, uid, gid)
+            _give(full, uid, gid)
         if stat.S_IMODE(found.st_mode) != mode:
             os.chmod(full, mode)
