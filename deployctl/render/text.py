@@ -128,7 +128,10 @@ def crash(found: Mapping[str, Any]) -> list[str]:
     if not found.get("signal") and found.get("exit_code") is None:
         ending = "no exit record"
     lines = [style(f"  cause: {neutral(found['cause'])}", "bold", "red"), f"  ended: {ending}"]
-    for frame in (found.get("frames") or [])[-8:]:
+    for frame in _frames_to_show(found.get("frames") or []):
+        if frame is None:
+            lines.append("    ...")
+            continue
         owner = style(f"  <- {neutral(frame['patch'])}", "bold", "magenta") if frame.get("patch") else ""
         lines.append(f"    {_short(frame['file'])}:{frame['line']} in {neutral(frame['function'])}{owner}")
         if frame.get("text"):
@@ -146,6 +149,17 @@ def crash(found: Mapping[str, Any]) -> list[str]:
     elif not found.get("frames"):
         lines += [f"    | {neutral(line)}" for line in (found.get("tail") or [])[-6:]]
     return lines
+
+
+def _frames_to_show(frames: list[dict[str, Any]], most: int = 8) -> list[dict[str, Any] | None]:
+    """The innermost frames, and the patched ones however far out they lie; None stands for those left out."""
+    chosen = [number for number, frame in enumerate(frames) if frame.get("patch") or number >= len(frames) - most]
+    shown: list[dict[str, Any] | None] = []
+    for position, number in enumerate(chosen):
+        if position and number != chosen[position - 1] + 1:
+            shown.append(None)
+        shown.append(frames[number])
+    return shown
 
 
 def _short(path: str) -> str:
