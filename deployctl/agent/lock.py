@@ -18,6 +18,8 @@ from .state import disk_failure
 
 # A reading command holds the lock for moments only, to recover; a mutating one waits so long for it.
 _PATIENCE_S = 3.0
+# One that is ending, or was killed this moment, still has it.
+_ENDING_S = 0.25
 
 
 @contextlib.contextmanager
@@ -51,9 +53,10 @@ def reading(context):
     if not any(os.path.exists(context.state.path(name)) for name in ("journal.json", "staging")):
         return None
     handle = _open(context)
+    if not _try(handle):
+        os.close(handle)
+        return holder(context.state) or _somebody()
     try:
-        if not _try(handle):
-            return holder(context.state) or _somebody()
         _sign(handle, context, mutating=False)
         recover.recover(context)
     finally:
@@ -110,9 +113,9 @@ def _release(handle):
 def _acquire(context):
     handle = _open(context)
     try:
-        end = time.monotonic() + _PATIENCE_S
+        began = time.monotonic()
         while not _try(handle):
-            _give_up(context, holder(context.state) or {}, time.monotonic() > end)
+            _give_up(context, holder(context.state) or {}, time.monotonic() - began)
             time.sleep(0.02)
     except BaseException:
         os.close(handle)
@@ -121,12 +124,13 @@ def _acquire(context):
     return handle
 
 
-def _give_up(context, found, is_late):
+def _give_up(context, found, waited_s):
     """Raise when there is no use in waiting for the holder: it is at work, or is ourselves by another name."""
     ours = bool(context.run_id) and found.get("run_id") == context.run_id
     if ours and found.get("host") != context.host.get("name"):
         raise Failure("the same machine as %s" % found.get("host"), kind="alias", alias_of=found.get("host"))
-    if is_late or (found.get("mutating") and _lives(found)):
+    at_work = found.get("mutating") and _lives(found)
+    if waited_s > (_ENDING_S if at_work else _PATIENCE_S):
         raise _locked(found or _somebody())
     if context.wire.cancelled.is_set():
         raise Cancelled

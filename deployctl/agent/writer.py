@@ -87,7 +87,7 @@ class Writer:
             self._checkpoint()
             self._sync()
         except OSError as error:
-            raise disk_failure(error, error.filename or self._directory) from error
+            raise disk_failure(error, error.filename2 or error.filename or self._directory) from error
         self._made = []
 
     def put_back(self, wanted, doomed):

@@ -77,6 +77,7 @@ class Box:
         }
         self.events: list[dict] = []
         self.run_id = "run-1"
+        self.transport = LocalTransport
         self.pushes = 0
         self.on_event = None
         self.answer = ...
@@ -98,7 +99,7 @@ class Box:
         """Run one operation to its verdict; events are kept in `events`."""
         self.events = []
         with (
-            LocalTransport(self.env) as transport,
+            self.transport(self.env) as transport,
             Exchange(transport, self.request(operation, args, blobs)) as exchange,
         ):
             for event in exchange.events():
