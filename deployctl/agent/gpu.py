@@ -40,7 +40,10 @@ class Tool:
             self.stdout, self.stderr = process.communicate(timeout=_limit_s())
         except subprocess.TimeoutExpired:
             process.kill()
-            # A tool stuck in the driver may not die: do not wait for it.
+            try:
+                process.wait(0.5)
+            except subprocess.TimeoutExpired:
+                pass  # stuck in the driver: it is not waited for
             self.problem = "%s gave no answer within %g s" % (argv[0], _limit_s())
             for stream in (process.stdout, process.stderr):
                 if stream is not None:
