@@ -12,6 +12,8 @@ import signal
 import socket
 import subprocess
 import threading
+import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -126,15 +128,16 @@ class EmbeddedHost:
             connection.close()
 
     def _end_commands(self) -> None:
-        """Commands had their stdin closed and may end by themselves; what does not is ended with its group.
+        """Commands had their stdin closed and may end by themselves; what does not in time is ended with its group.
 
         What left its session, such as a server that was started detached, is not ours any more.
         """
         with self._lock:
             processes = list(self._processes)
+        deadline = time.monotonic() + _PATIENCE_S
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_PATIENCE_S)
+                process.wait(max(0.0, deadline - time.monotonic()))
                 continue
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -244,6 +247,7 @@ class _Server(paramiko.ServerInterface):
         self._host = host
         self._connection = connection
         self._peer = peer
+        self._used: weakref.WeakSet[paramiko.Channel] = weakref.WeakSet()
 
     def get_allowed_auths(self, username: str) -> str:  # noqa: ARG002
         return "publickey"
@@ -256,12 +260,17 @@ class _Server(paramiko.ServerInterface):
         return OPEN_SUCCEEDED if kind == "session" else OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        return self._accept(channel, ["/bin/sh", "-c", command])
+        # A shell line ends at a NUL; running half of it would be worse than refusing.
+        return b"\0" not in command and self._accept(channel, ["/bin/sh", "-c", command])
 
     def check_channel_shell_request(self, channel: paramiko.Channel) -> bool:
         return self._accept(channel, ["/bin/sh"])
 
     def _accept(self, channel: paramiko.Channel, argv: list[bytes | str]) -> bool:
+        """One command a channel (RFC 4254, section 6.5)."""
+        if channel in self._used:
+            return False
+        self._used.add(channel)
         thread = threading.Thread(target=self._host.run, args=(argv, channel, self._peer), daemon=True)
         self._connection.accepted.append(thread.start)
         return True
@@ -298,11 +307,19 @@ def _send_exit_signal(channel: paramiko.Channel, number: int) -> None:
     message.add_int(channel.remote_chanid)
     message.add_string("exit-signal")
     message.add_boolean(False)
-    message.add_string(signal.Signals(number).name.removeprefix("SIG"))
+    message.add_string(_signal_name(number))
     message.add_boolean(False)
     message.add_string("")
     message.add_string("")
     channel.get_transport()._send_user_message(message)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _signal_name(number: int) -> str:
+    """A signal's name without SIG; one that has none, such as most real-time signals, by its number."""
+    try:
+        return signal.Signals(number).name.removeprefix("SIG")
+    except ValueError:
+        return f"{number}@deployctl"
 
 
 def _feed(channel: paramiko.Channel, stdin: IO[bytes]) -> None:

@@ -4,7 +4,9 @@ import json
 import os
 import re
 import signal
+import socket
 import threading
+from pathlib import Path
 
 import pytest
 from demo_engine import Engine, alive, free_port, refused, until
@@ -73,8 +75,9 @@ def test_each_rank_is_a_process_with_its_title_in_its_own_session(site):
 
 
 def test_one_rank_has_no_number(server):
-    """As in the engine, a lone scheduler is just that."""
-    assert ["sglang::scheduler"] == list(server.ranks().values())
+    """As in the engine, a lone scheduler is just that, in its command line and in its name (which has 15 bytes)."""
+    ((pid, title),) = server.ranks().items()
+    assert ("sglang::scheduler", "sglang::schedul\n") == (title, Path(f"/proc/{pid}/comm").read_text())
 
 
 def test_server_info_shows_the_arguments(server):
@@ -126,14 +129,59 @@ def test_the_open_ai_routes_answer_in_their_shapes(server):
         ("/generate", {"text": "x", "sampling_params": [1]}, 400),
         ("/v1/completions", {"max_tokens": 5}, 400),
         ("/v1/chat/completions", {"messages": "hello"}, 400),
+        ("/generate", b"[" * 100_000, 400),
         ("/v2/nothing", {}, 404),
         ("/nothing", None, 404),
+        ("/generate", None, 405),
+        ("/health", {}, 405),
     ],
 )
 def test_bad_requests_are_refused_and_the_server_lives(server, path, body, expected):
     """A wrong request is the client's fault alone."""
     assert expected == server.request(path, body)[0]
     assert 200 == server.request("/health")[0]
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (b"POST /generate HTTP/1.1\r\nContent-Length: many", 400),
+        (b"POST /generate HTTP/1.1\r\nContent-Length: -1", 400),
+        (b"POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked", 411),
+        (b"POST /generate HTTP/1.1", 400),
+        (b"HEAD /health HTTP/1.1", 405),
+        (b"PUT /generate HTTP/1.1\r\nContent-Length: 2", 405),
+        (b"DELETE /nothing HTTP/1.1", 404),
+    ],
+)
+def test_what_no_client_library_sends_is_answered_too(server, head, expected):
+    """One answer, no traceback in the log, no part of a body taken for the next request."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        client.sendall(head + b"\r\nHost: x\r\nConnection: close\r\n\r\n{}")
+        client.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert [str(expected).encode()] == re.findall(rb"HTTP/1\.1 (\d+) ", answer)
+    assert "Traceback" not in server.log
+
+
+def test_without_graphs_none_is_captured_and_every_step_is_eager(site):
+    """The flag is honoured in the load and in the steps."""
+    options = ("--speculative-algorithm", "EAGLE3", "--decode-log-interval", "1", "--disable-cuda-graph")
+    with Engine(site, *options) as engine:
+        engine.wait_ready()
+        assert all(isinstance(text, str) for text in engine.burst(3))
+        assert "Capture" not in engine.log
+        assert {"False"} == set(re.findall(r"Decode batch.* cuda graph: (\w+)", engine.log))
+
+
+def test_a_batch_beyond_the_largest_graph_is_eager(site):
+    """Fifty at once without speculation; the graphs go to forty-eight."""
+    with Engine(site, "--decode-log-interval", "1", "--standin-step-ms", "20") as engine:
+        engine.wait_ready()
+        assert all(isinstance(text, str) for text in engine.burst(60, tokens=60))
+        for size, graph in re.findall(r"#running-req: (\d+), .* cuda graph: (\w+), gen", engine.log):
+            assert str(int(size) <= 48) == graph
+        assert re.search(r"Decode batch.* cuda graph: False", engine.log)
 
 
 def test_requests_run_as_one_batch(server):
@@ -236,6 +284,36 @@ def test_unknown_flags_are_refused_at_once(site):
         assert "Load weight" not in engine.log
 
 
+@pytest.mark.parametrize(
+    ("options", "status", "text"),
+    [
+        (("--standin-load", "-1"), 2, "argument --standin-load: invalid"),
+        (("--standin-step-ms", "nan"), 2, "argument --standin-step-ms: invalid"),
+        (("--port", "70000"), 1, "ValueError: port (70000) must be between 1 and 65535"),
+        (("--tp-size", "0"), 1, "AssertionError: tp_size must be positive"),
+        (("--tp-size", "2", "--nnodes", "2"), 1, "AssertionError: nnodes > 1 needs --dist-init-addr HOST:PORT"),
+        (("--tp-size", "2", "--nnodes", "2", "--dist-init-addr", "h"), 1, "needs --dist-init-addr HOST:PORT"),
+        (("--standin-fail-rank", "1"), 1, "AssertionError: standin_fail_rank must be a rank"),
+    ],
+)
+def test_wrong_arguments_end_before_the_load(site, options, status, text):
+    """With the reason in the log, by argparse or by a check."""
+    with Engine(site, *options, load_s=6) as engine:
+        assert status == engine.wait_end()
+        assert text in engine.log
+        assert "Load weight" not in engine.log
+
+
+def test_an_interrupt_is_an_orderly_end(site):
+    """Ctrl-C at a terminal: uvicorn's words, status 0, no rank left."""
+    with Engine(site) as engine:
+        engine.wait_ready()
+        engine.process.send_signal(signal.SIGINT)
+        assert 0 == engine.wait_end()
+        assert "Finished server process" in engine.log
+        assert "Traceback" not in engine.log
+
+
 def test_two_nodes_meet_before_they_load(site):
     """Rank 0's node waits without a word for the other; the other serves a health that says nothing."""
     address = f"127.0.0.1:{free_port()}"
@@ -252,18 +330,36 @@ def test_two_nodes_meet_before_they_load(site):
             assert "ready to roll" not in second.log
 
 
-def test_a_taken_port_is_noticed_after_the_load(site):
-    """Minutes are wasted first, as with the engine; then uvicorn's words and status 1."""
+@pytest.mark.parametrize("mode", ["ok", "early200"])
+def test_a_port_taken_by_a_twin_is_noticed_after_the_load(site, mode):
+    """As with the engine: uvicorn's words, then the ready line, because the twin answers the warm-up; then status 3."""
     with Engine(site) as holder:
         holder.wait_ready()
-        with Engine(site, port=holder.port) as engine:
-            assert 1 == engine.wait_end()
-            assert (
+        with Engine(site, "--standin-mode", mode, port=holder.port) as engine:
+            assert 3 == engine.wait_end()
+            error = (
                 f"[Errno 98] error while attempting to bind on address ('127.0.0.1', {holder.port}): "
-                "address already in use" in engine.log
+                "address already in use"
             )
+            assert engine.log.index(error) < engine.log.index("ready to roll!")
             assert "Capture cuda graph end" in engine.log
+            assert "Uvicorn running" not in engine.log
         assert alive(holder.process.pid)
+        assert 200 == holder.request("/health")[0]
+
+
+def test_a_port_taken_by_a_mute_program_keeps_the_server_waiting(site):
+    """As with the engine: the error is in the log, no ready line comes, and the processes stay."""
+    with socket.create_server(("127.0.0.1", 0)) as holder, Engine(site, port=holder.getsockname()[1]) as engine:
+        engine.wait_for(r"\[Errno 98\] error while attempting to bind on address")
+        client, _ = holder.accept()
+        client.close()
+        # It asked, was not answered, and asks again.
+        client, _ = holder.accept()
+        client.close()
+        assert engine.process.poll() is None
+        assert engine.ranks()
+        assert "ready to roll" not in engine.log
 
 
 def test_the_port_is_free_again_at_once(site):

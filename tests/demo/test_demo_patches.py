@@ -193,6 +193,15 @@ def test_the_third_attempt_does_what_was_wished(site, copy):
         assert '"speculative_disable_batch_threshold": 9' in engine.request("/server_info")[1]
 
 
+def test_the_third_attempt_makes_no_graph_where_none_is_wanted(site, copy):
+    """With --disable-cuda-graph its steps are eager like all others."""
+    with patched_engine(site, copy, "v3", *THRESHOLD, "--disable-cuda-graph") as engine:
+        engine.wait_ready()
+        assert all(isinstance(text, str) for text in engine.burst(10, tokens=60))
+        assert re.search(r"#running-req: 10, .*accept len: 1\.00", engine.log)
+        assert "cuda graph: True" not in engine.log
+
+
 @pytest.mark.parametrize("options", [("--speculative-algorithm", "EAGLE3", *THRESHOLD[:1], "-1"), THRESHOLD])
 def test_the_third_attempt_checks_its_argument(site, copy, options):
     """A negative threshold and one without speculation are refused at once."""

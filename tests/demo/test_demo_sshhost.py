@@ -5,12 +5,14 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import paramiko
 import pytest
-from demo_engine import DEADLINE_S, until
+from demo_engine import DEADLINE_S, alive, until
 
+from deployctl.demo import sshhost
 from deployctl.demo.sshhost import EmbeddedHost
 
 BYTES = bytes(range(256)) * 16 * 1024  # 4 MiB: more than a channel's window
@@ -147,6 +149,12 @@ def test_death_by_signal_is_told_as_such(client, number):
     assert -1 == channel.recv_exit_status()
 
 
+def test_a_signal_without_a_name_is_told_as_well(client):
+    """A real-time signal: no name in the protocol, and nobody waits for ever."""
+    channel = session(client, "echo before; kill -40 $$")
+    assert (b"before\n", -1) == (read_all(channel), channel.recv_exit_status())
+
+
 def test_openssh_shows_a_signal_as_255(host):
     """As with sshd."""
     assert 255 == ssh(host, "kill -9 $$").returncode
@@ -226,6 +234,38 @@ def test_a_client_may_do_without_the_acceptance(client):
     assert (b"got it\n", 4) == (read_all(channel), channel.recv_exit_status())
 
 
+def test_a_command_that_cannot_be_one_is_refused(client):
+    """A NUL in it would cut it short; the connection goes on."""
+    with pytest.raises(paramiko.SSHException):
+        session(client, b"echo cut\0 > cut")
+    assert b"on\n" == read_all(session(client, "echo on"))
+
+
+def test_a_command_too_long_for_the_system_is_said(client, host):
+    """Reason and status, as a shell gives it."""
+    channel = session(client, "true " + "x" * 200_000)
+    text = channel.makefile_stderr("rb").read().decode()
+    assert ("embedded host: [Errno 7] Argument list too long: '/bin/sh'\n", 126) == (
+        text,
+        channel.recv_exit_status(),
+    )
+
+
+def test_a_channel_runs_one_command(client, host):
+    """A second request on it is refused and starts nothing."""
+    channel = session(client, "read word")
+    with pytest.raises(paramiko.SSHException):
+        channel.exec_command("touch second")
+    assert b"" == read_all(session(client, "ls second 2> /dev/null"))
+
+
+def test_keep_alives_are_answered(client):
+    """The request that OpenSSH sends to see whether the host is there; any answer will do, and the link stays."""
+    transport = client.get_transport()
+    assert None is transport.global_request("keepalive@openssh.com", wait=True)
+    assert b"there\n" == read_all(session(client, "echo there"))
+
+
 def test_only_its_own_key_and_user_get_in(host, tmp_path):
     """Another key, another user, and no key at all are refused."""
     other = paramiko.ECDSAKey.generate()
@@ -288,6 +328,18 @@ def test_leaving_ends_its_commands_and_spares_what_was_detached(tmp_path):
         assert "sleep 60" in commands[pid]
     finally:
         subprocess.run(["kill", str(pid)], check=True)
+
+
+def test_leaving_takes_no_longer_for_many_commands_than_for_one(tmp_path, monkeypatch):
+    """They share one grace; then all are ended."""
+    monkeypatch.setattr(sshhost, "_PATIENCE_S", 1.0)
+    count = 12
+    with EmbeddedHost(tmp_path) as host, connect(host) as connected:
+        channels = [session(connected, "echo $$; sleep 60") for _ in range(count)]
+        pids = [int(channel.recv(100)) for channel in channels]
+        began = time.monotonic()
+    assert time.monotonic() - began < count / 2
+    assert [] == [pid for pid in pids if alive(pid)]
 
 
 def processes():

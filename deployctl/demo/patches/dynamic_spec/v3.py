@@ -57,7 +57,8 @@ NEW_RUNNER = """\
         self.root_graph_runner = None
         if server_args.speculative_disable_batch_threshold is not None:
             # A graph has one token width: the pass over roots needs graphs of its own.
-            self.root_graph_runner = CudaGraphRunner(target_worker.model_runner, 1)
+            if not server_args.disable_cuda_graph:
+                self.root_graph_runner = CudaGraphRunner(target_worker.model_runner, 1)
             log("[dynamic_spec] ready: threshold %d" % server_args.speculative_disable_batch_threshold)
 """
 NEW_BRANCH = """\

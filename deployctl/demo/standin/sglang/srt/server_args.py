@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import math
 from typing import List, Optional
 
 STANDIN_MODES = {
@@ -24,6 +25,14 @@ STANDIN_MODES = {
     "sigsegv": "the server dies by SIGSEGV (at --standin-die-at of the load, else after ready)",
     "portlate": "binds the port only after the load, as the engine does",
 }
+
+
+def duration(text):
+    """A number of the stand-in's own options: finite and not negative."""
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError("must be finite and not negative")
+    return value
 
 
 @dataclasses.dataclass
@@ -92,6 +101,8 @@ class ServerArgs:
             self.tokenizer_path = self.model_path
         if self.served_model_name is None:
             self.served_model_name = self.model_path
+        if not 1 <= self.port <= 65535:
+            raise ValueError("port (%d) must be between 1 and 65535" % self.port)
         self._handle_speculative_decoding()
         if self.max_running_requests is None:
             self.max_running_requests = 2048
@@ -188,9 +199,12 @@ class ServerArgs:
         )
 
         # The stand-in's own
-        parser.add_argument("--standin-load", type=float, default=ServerArgs.standin_load, help="Seconds of the load.")
+        parser.add_argument("--standin-load", type=duration, default=ServerArgs.standin_load, help="Seconds.")
         parser.add_argument(
-            "--standin-step-ms", type=float, default=ServerArgs.standin_step_ms, help="Milliseconds of a decode step."
+            "--standin-step-ms",
+            type=duration,
+            default=ServerArgs.standin_step_ms,
+            help="Milliseconds of a decode step.",
         )
         parser.add_argument(
             "--standin-mode",
@@ -198,9 +212,9 @@ class ServerArgs:
             default=ServerArgs.standin_mode,
             help="How to fail: " + "; ".join("%s: %s" % item for item in STANDIN_MODES.items()),
         )
-        parser.add_argument("--standin-die-at", type=float, default=ServerArgs.standin_die_at, help="Seconds.")
+        parser.add_argument("--standin-die-at", type=duration, default=ServerArgs.standin_die_at, help="Seconds.")
         parser.add_argument("--standin-fail-rank", type=int, default=ServerArgs.standin_fail_rank)
-        parser.add_argument("--standin-health-delay", type=float, default=ServerArgs.standin_health_delay)
+        parser.add_argument("--standin-health-delay", type=duration, default=ServerArgs.standin_health_delay)
         parser.add_argument("--standin-burst-limit", type=int, default=ServerArgs.standin_burst_limit)
 
     @classmethod
@@ -210,10 +224,15 @@ class ServerArgs:
 
     def check_server_args(self):
         # Check parallel size constraints
+        assert self.tp_size > 0, "tp_size must be positive"
+        assert self.nnodes > 0, "nnodes must be positive"
         assert self.tp_size % self.nnodes == 0, "tp_size must be divisible by number of nodes"
         assert 0 <= self.node_rank < self.nnodes, "node_rank must be in 0..nnodes-1"
-        assert self.nnodes == 1 or self.dist_init_addr, "nnodes > 1 needs --dist-init-addr"
+        if self.nnodes > 1:
+            address, _, port = (self.dist_init_addr or "").rpartition(":")
+            assert address and port.isdigit(), "nnodes > 1 needs --dist-init-addr HOST:PORT"
         assert self.max_running_requests > 0, "max_running_requests must be positive"
+        assert 0 <= self.standin_fail_rank < self.tp_size, "standin_fail_rank must be a rank"
 
     def rank_mark(self, rank):
         """What stands after the time stamp in a rank's lines."""

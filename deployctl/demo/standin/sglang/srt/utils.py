@@ -57,6 +57,16 @@ def kill_itself_when_parent_died(parent):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def show_title():
+    """Name the process as its command line begins: what `top` and `ps -o comm` show (Linux)."""
+    try:
+        with open("/proc/self/cmdline", "rb") as source:
+            title = source.read().split(b"\0")[0]
+        ctypes.CDLL(None).prctl(15, title[:15], 0, 0, 0)  # PR_SET_NAME
+    except (AttributeError, OSError):
+        pass
+
+
 def no_core_file():
     """Deaths by signal are part of the show; core files are not."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -157,8 +157,9 @@ class Engine:
         try:
             self.send({"rid": rid, "prompt": prompt, "max_new_tokens": max_new_tokens, "kind": kind})
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
-            while not state["event"].wait(0.25 if deadline is None else max(0.0, min(0.25, deadline - time.monotonic()))):
-                if deadline is not None and time.monotonic() >= deadline:
+            while True:
+                patience_s = 0.25 if deadline is None else min(0.25, deadline - time.monotonic())
+                if state["event"].wait(max(0.0, patience_s)) or patience_s <= 0:
                     break
                 if connection is not None and closed(connection):
                     raise Disconnected

@@ -77,20 +77,26 @@ class Loader:
         self.say("Using KV cache dtype: torch.bfloat16")
         self.say("KV Cache is allocated. #tokens: 279520, KV size: 18.29 GB")
         self.say("Memory pool end. avail mem=11.87 GB")
-        self.capture("cuda graph", "graphs", 11.70, batches=6)
+        if not self.args.disable_cuda_graph:
+            self.capture("cuda graph", "graphs", 11.70, batches=6)
         init_cuda_graphs()
         if self.args.speculative_algorithm:
             self.load_weights("draft_weights", "LlamaForCausalLMEagle3", 11.16, 1.42, shards=1)
             self.say("KV Cache is allocated. #tokens: 279520, K size: 0.53 GB, V size: 0.53 GB")
             self.say("Memory pool end. avail mem=8.64 GB")
-            self.capture("draft cuda graph", "draft_graphs", 8.61, batches=4)
-            self.capture("draft extend cuda graph", "draft_extend_graphs", 8.40, batches=4)
+            if not self.args.disable_cuda_graph:
+                self.capture("draft cuda graph", "draft_graphs", 8.61, batches=4)
+                self.capture("draft extend cuda graph", "draft_extend_graphs", 8.40, batches=4)
         self.work(self.seconds("rest"))
         if self.first:
             self.say(
-                "max_total_num_tokens=279520, chunked_prefill_size=%d, max_prefill_tokens=16384, max_running_requests=%d, "
-                "context_len=%d, available_gpu_mem=8.21 GB"
-                % (self.args.chunked_prefill_size or 8192, self.args.max_running_requests, self.args.context_length or 262144)
+                "max_total_num_tokens=279520, chunked_prefill_size=%d, max_prefill_tokens=16384, "
+                "max_running_requests=%d, context_len=%d, available_gpu_mem=8.21 GB"
+                % (
+                    self.args.chunked_prefill_size or 8192,
+                    self.args.max_running_requests,
+                    self.args.context_length or 262144,
+                )
             )
 
     def init_distributed(self):

@@ -17,7 +17,7 @@ from sglang.srt.model_executor.model_runner import TpModelWorker
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.eagle_worker import EAGLEWorker
 from sglang.srt.tensors import Tensor
-from sglang.srt.utils import kill_itself_when_parent_died, log, no_core_file
+from sglang.srt.utils import kill_itself_when_parent_died, log, no_core_file, show_title
 
 MAX_TOTAL_NUM_TOKENS = 279520
 # A prefill takes a while; what arrives meanwhile joins before the next decode step.
@@ -138,11 +138,13 @@ class Scheduler:
     def run_decode(self):
         self.running_batch.prepare_for_decode()
         time.sleep(self.server_args.standin_step_ms / 1000.0)
+        # Asked before the pass, which may swap what it runs on.
+        by_graph = self.tp_worker.model_runner.can_run_cuda_graph(self.running_batch)
         result = self.run_batch(self.running_batch)
         self.forward_ct_decode += 1
         self.num_generated_tokens += sum(len(tokens) for tokens in result.next_token_ids)
         if self.forward_ct_decode % self.server_args.decode_log_interval == 0:
-            self.log_decode_stats(result)
+            self.log_decode_stats(result, by_graph)
         self.process_batch_result(self.running_batch, result)
 
     def run_batch(self, batch):
@@ -179,7 +181,7 @@ class Scheduler:
         tokens = sum(req.prompt_tokens + len(req.output_ids) for req in self.running_batch.reqs)
         return tokens / float(MAX_TOTAL_NUM_TOKENS)
 
-    def log_decode_stats(self, result):
+    def log_decode_stats(self, result, by_graph):
         now = time.monotonic()
         text = "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, " % (
             len(self.running_batch.reqs),
@@ -193,8 +195,8 @@ class Scheduler:
                 accept_length / (self.server_args.speculative_num_steps + 1),
             )
         log(
-            text + "cuda graph: True, gen throughput (token/s): %.2f, #queue-req: %d"
-            % (self.num_generated_tokens / max(now - self.last_log_at, 1e-9), len(self.waiting_queue)),
+            text + "cuda graph: %s, gen throughput (token/s): %.2f, #queue-req: %d"
+            % (by_graph, self.num_generated_tokens / max(now - self.last_log_at, 1e-9), len(self.waiting_queue)),
             self.mark,
         )
         self.num_generated_tokens, self.last_log_at = 0, now
@@ -223,6 +225,7 @@ def main():
     # Ctrl-C in a terminal is the parent's to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     no_core_file()
+    show_title()
     channel = socket.socket(fileno=options.channel)
     stream = channel.makefile("rb")
     server_args = ServerArgs(**json.loads(stream.readline().decode("utf-8")))

@@ -17,6 +17,9 @@ class ModelRunner:
         self.graph_runner = None
 
     def init_cuda_graphs(self):
+        """Without graphs every pass is eager, and takes the inputs as they are."""
+        if self.server_args.disable_cuda_graph:
+            return
         width = self.server_args.speculative_num_draft_tokens if self.server_args.speculative_algorithm else 1
         self.graph_runner = CudaGraphRunner(self, width)
 
@@ -26,11 +29,12 @@ class ModelRunner:
         Returns:
             The next tokens of each request in order, as many as the batch may accept for it.
         """
-        if forward_batch.forward_mode == "extend":
-            return self.compute(forward_batch, forward_batch.input_ids)
-        if self.graph_runner.can_run(forward_batch):
+        if forward_batch.forward_mode == "decode" and self.can_run_cuda_graph(forward_batch):
             return self.graph_runner.replay(forward_batch)
         return self.compute(forward_batch, forward_batch.input_ids)
+
+    def can_run_cuda_graph(self, forward_batch):
+        return self.graph_runner is not None and self.graph_runner.can_run(forward_batch)
 
     def compute(self, forward_batch, input_ids):
         rows = []
