@@ -14,6 +14,8 @@ import time
 from . import releases, writer
 from .state import sync_folder
 
+_LONGEST_PAUSE_S = 30.0
+
 # In the environment of patch scripts, so that a recovery finds those that outlived their killed agent.
 SCRIPT_MARKER = "DEPLOYCTL_TRANSACTION"
 
@@ -21,11 +23,14 @@ SCRIPT_MARKER = "DEPLOYCTL_TRANSACTION"
 def checkpoint(context, name):
     """A boundary between two durable changes.
 
-    The request's `crash_at: N` ends the agent by SIGKILL at the N-th boundary: the tests that prove recovery enumerate
-    them all this way.
+    The request's `crash_at: N` ends the agent by SIGKILL at the N-th boundary, and `pause_at: N` waits there until the
+    client has gone: the tests that prove recovery enumerate them all this way.
     """
     count = getattr(context, "checkpoints", 0) + 1
     context.checkpoints = count
+    if context.args.get("pause_at") == count:
+        context.wire.event("paused", at=count, name=name)
+        context.wire.cancelled.wait(_LONGEST_PAUSE_S)
     if context.args.get("crash_at") == count:
         context.wire.event("crash-test", at=count, name=name)
         os.kill(os.getpid(), signal.SIGKILL)
