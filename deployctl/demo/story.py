@@ -1,12 +1,14 @@
 """`deployctl demo`: the article's story, told by the real commands on an embedded host."""
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -91,7 +93,7 @@ def tell(*, keep: bool = False, load_s: float = 2.0) -> int:
     began = time.monotonic()
     root = Path(tempfile.mkdtemp(prefix="deployctl-demo-"))
     try:
-        with EmbeddedHost(root / "host") as host:
+        with _hangup_is_an_interrupt(), EmbeddedHost(root / "host") as host:
             python = build_site(host.home, python=sys.executable)
             (root / "hosts.yaml").write_text(
                 _HOSTS.format(python=python, home=host.home, port=host.port, server_port=_free_port(), load_s=load_s)
@@ -115,6 +117,22 @@ def tell(*, keep: bool = False, load_s: float = 2.0) -> int:
         return 0
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _hangup_is_an_interrupt() -> Iterator[None]:
+    """A closed terminal ends the story as Ctrl-C does: with its server stopped. Under nohup it goes on."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGHUP)
+    if before is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _acts(stage: _Stage) -> None:
