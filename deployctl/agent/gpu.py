@@ -4,18 +4,22 @@ import glob
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 
-from . import attempts, audit, lock, processes
-from .failure import EXIT_NOT_CLEAN, Failure
+from . import attempts, audit, lock, processes, shm
+from .failure import EXIT_NOT_CLEAN, Cancelled, Failure
 
-_TOOL_S = 15.0
+# A host with eight GPUs and no nvidia-persistenced takes this long to answer at times.
+_TOOL_S = 30.0
 _SETTLED_MIB = 1024
-# Never ended, whoever asks: management and display.
+_ROUNDS = 3
+_DEVICES = "/dev/nvidia[0-9]*"
+# Never ended, whoever asks: management and display. By the program's own name, whatever its arguments are.
 _DAEMONS = re.compile(
-    r"(^|/)(nvidia-persistenced|nv-hostengine|dcgm\S*|dcgm-exporter|nvidia-smi|Xorg|Xwayland|gnome-shell|nvidia-powerd"
-    r"|nv-fabricmanager|nvidia-fabricmanager)(\s|$)"
+    r"nvidia-persistenced|nv-hostengine|dcgm\S*|nvidia-smi|Xorg|Xorg\.bin|X|Xwayland|gnome-shell|nvidia-powerd"
+    r"|nv-fabricmanager|nvidia-fabricmanager|nvidia-cuda-mps-(control|server)"
 )
 
 
@@ -39,19 +43,28 @@ class Tool:
         try:
             self.stdout, self.stderr = process.communicate(timeout=_limit_s())
         except subprocess.TimeoutExpired:
-            process.kill()
-            try:
-                process.wait(0.5)
-            except subprocess.TimeoutExpired:
-                pass  # stuck in the driver: it is not waited for
             self.problem = "%s gave no answer within %g s" % (argv[0], _limit_s())
-            for stream in (process.stdout, process.stderr):
-                if stream is not None:
-                    stream.close()
+            _cut_off(process)
             return
-        if process.returncode != 0 and argv[0] != "fuser":
+        # fuser says by 1 that nobody holds the files, and complains of processes that it may not look at.
+        nobody = argv[0] == "fuser" and process.returncode == 1 and not re.search(rb"(?m)^(?!Cannot ).", self.stderr)
+        if process.returncode != 0 and not nobody:
             text = (self.stderr or self.stdout).decode("utf-8", "replace").strip().splitlines()
             self.problem = "%s failed (exit status %d): %s" % (argv[0], process.returncode, text[-1] if text else "")
+
+
+def _cut_off(process):
+    """End a tool with all that it started; one that is stuck in the driver may not die, and is not waited for."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # it ended at this very moment
+    for stream in (process.stdout, process.stderr):
+        stream.close()
+    try:
+        process.wait(2)
+    except subprocess.TimeoutExpired:
+        process.returncode = -signal.SIGKILL  # as good as: nobody asks it again
 
 
 def _limit_s():
@@ -60,7 +73,12 @@ def _limit_s():
 
 def devices(context):
     """The GPU device files of this host."""
-    return sorted(glob.glob((context.host.get("gpu") or {}).get("devices") or "/dev/nvidia[0-9]*"))
+    return sorted(glob.glob(pattern(context)))
+
+
+def pattern(context):
+    """The glob of the GPU device files."""
+    return (context.host.get("gpu") or {}).get("devices") or _DEVICES
 
 
 def holders(context, tools):
@@ -68,6 +86,8 @@ def holders(context, tools):
     paths = devices(context)
     if not paths:
         return []
+    if os.geteuid() != 0:
+        tools["/proc"] = "without root only the processes of this user can be seen"
     tool = Tool(["fuser"] + paths)
     if tool.problem is None:
         tools["fuser"] = "ok"
@@ -137,17 +157,41 @@ def compute_pids(tools):
     return {int(found) for found in re.findall(r"^\s*(\d+)", tool.stdout.decode("utf-8", "replace"), re.MULTILINE)}
 
 
+def ours(state):
+    """Our servers and whatever they started: {pid: (Process, attempt number)}.
+
+    By the mark in their environment; a living server's session and descendants also where a child cleared it.
+    """
+    known = state.read_json("machine")
+    if known is None:
+        return {}  # nothing was ever launched from this state directory
+    found = {process.pid: (process, value) for process, value in processes.marked(known["id"] + ":")}
+    numbers = {pid: (process, int(value.rpartition(":")[2])) for pid, (process, value) in found.items()}
+    everyone = processes.snapshot()
+    for attempt in attempts.live(state):
+        leader = attempt["run"]["pid"]
+        for process in everyone.values():
+            if leader in (process.pid, process.sid):
+                numbers.setdefault(process.pid, (process, attempt["attempt"]))
+    for pid, (_, number) in list(numbers.items()):
+        for process in processes.descendants(pid, everyone):
+            numbers.setdefault(process.pid, (process, number))
+    for pid in processes.spared(everyone):
+        numbers.pop(pid, None)
+    return numbers
+
+
 def report(context):
     """For status: GPUs, holders and which tools could be asked."""
     tools: dict = {}
     paths = devices(context)
     found = cards(tools) if paths or shutil.which("nvidia-smi") else []
-    mine = {process.pid: value for process, value in processes.marked(lock.machine_identity(context.state) + ":")}
-    described = []
-    for process in holders(context, tools):
-        entry = processes.describe(process)
-        entry["attempt"] = int(mine[process.pid].rpartition(":")[2]) if process.pid in mine else None
-        described.append(entry)
+    held = holders(context, tools)
+    mine = ours(context.state) if held else {}
+    described = [
+        dict(processes.describe(process), attempt=mine[process.pid][1] if process.pid in mine else None)
+        for process in held
+    ]
     return {"gpus": found, "holders": described, "tools": tools, "devices": paths}
 
 
@@ -159,8 +203,18 @@ def clean(context):
         except Failure as failure:
             audit.record(context, failure.as_result())
             raise
-        removed = remove_shm_leftovers(context)
-        result = dict(result, status="clean", shm_removed=removed)
+        result["shm_removed"] += shm.remove_leftovers(context)
+        result["status"] = "clean"
+        if result["unverified"]:
+            result.update(
+                status="unverified",
+                exit=EXIT_NOT_CLEAN,
+                error={
+                    "kind": "gpu-unverified",
+                    "message": "whether the GPUs' memory is free is not known: %s" % result["unverified"],
+                    "hint": "the NVIDIA driver brings nvidia-smi: put it on the PATH of this host",
+                },
+            )
         audit.record(context, result)
     return result
 
@@ -173,55 +227,38 @@ def clean_up(context, mode=None):
         mode: "ours" or "all"; the host's `gpu.clean` where None.
 
     Returns:
-        {"ended", "spared", "kept", "gpus", "tools", "devices"}.
+        {"ended", "spared", "kept", "gpus", "tools", "devices", "unverified", "shm_removed"}; `unverified` says why
+        nothing is known of the memory where nvidia-smi is missing.
 
     Raises:
-        Failure: exit 10: foreign holders (mode ours), survivors, or memory that does not come back.
+        Failure: exit 10: foreign holders (mode ours), survivors, a nvidia-smi that hangs or fails, or memory that does
+            not come back.
+        Cancelled: The client went away.
     """
     mode = mode or (context.host.get("gpu") or {}).get("clean") or "ours"
     tools: dict = {}
-    context.wire.event("step", name="clean", state="start", mode=mode)
     paths = devices(context)
-    never = processes.spared()
-    alive = {attempt["marker"]: attempt for attempt in attempts.live(context.state)}
-    mine = {
-        process.pid: (process, value) for process, value in processes.marked(lock.machine_identity(context.state) + ":")
-    }
-    held = holders(context, tools)
-    targets, foreign, spared, kept = [], [], [], []
-    for process, value in mine.values():
-        if value in alive and mode != "all":
-            kept.append(process)
-        else:
-            targets.append(process)
-    for process in held:
-        if process.pid in mine:
-            continue
-        if process.pid in never or _DAEMONS.search(process.command):
-            spared.append(process)
-        elif mode == "all":
-            targets.append(process)
-        else:
-            foreign.append(process)
     result = {
-        "ended": [processes.describe(process) for process in targets],
-        "spared": [processes.describe(process) for process in spared],
-        "kept": [
-            dict(processes.describe(process), attempt=alive[mine[process.pid][1]]["attempt"])
-            for process in kept
-            if process.pid == (alive[mine[process.pid][1]]["run"] or {}).get("pid")
-        ],
+        "ended": [],
+        "spared": [],
+        "kept": [],
         "gpus": [],
         "tools": tools,
         "devices": paths,
+        "unverified": "",
+        "shm_removed": [],
     }
-    if targets:
-        for attempt in alive.values() if mode == "all" else ():
-            attempts.mark_stopping(context.state, attempt, context.operator)
-        _end(context, targets)
-        for attempt in alive.values():
-            if mode == "all":
-                attempts.set_verdict(context.state, attempt, state=attempts.STOPPED, by=context.operator)
+    context.wire.event("step", name="clean", state="start", mode=mode)
+    if not paths:
+        context.wire.event("step", name="clean", state="progress", text="no GPU devices (%s)" % pattern(context))
+    left_open = set()
+    # Again after each round: what we end may have started something in its last moments.
+    for _ in range(_ROUNDS):
+        targets, foreign, allowed = _sort_out(context, mode, result)
+        if not targets:
+            break
+        left_open |= shm.in_use_by(context, [process.pid for process in targets])
+        _end(context, targets, result)
     if foreign:
         raise Failure(
             "%d foreign process%s hold%s GPUs: %s"
@@ -236,103 +273,123 @@ def clean_up(context, mode=None):
             exit_code=EXIT_NOT_CLEAN,
             **dict(result, foreign=[processes.describe(process) for process in foreign]),
         )
-    _verify(
-        context, result, {process.pid for process in kept} | {process.pid for process in spared}, tools, bool(targets)
-    )
-    context.wire.event("step", name="clean", state="done", ended=len(targets), tools=tools)
+    _verify(context, result, allowed)
+    if left_open:
+        result["shm_removed"] = shm.remove_leftovers(context, left_open)
+    context.wire.event("step", name="clean", state="done", ended=len(result["ended"]), tools=tools)
     return result
 
 
-def _end(context, targets):
+def _sort_out(context, mode, result):
+    """Who is to be ended, who is foreign, and the pids that may stay; `spared` and `kept` of the result are set."""
+    alive = {attempt["attempt"]: attempt for attempt in attempts.live(context.state)}
+    never = processes.spared()
+    mine = ours(context.state)
+    targets, foreign, spared, kept = [], [], [], []
+    for process, number in mine.values():
+        if number in alive and mode != "all":
+            kept.append(process)
+        else:
+            targets.append(process)
+    for process in holders(context, result["tools"]):
+        if process.pid in mine:
+            continue
+        program = os.path.basename(process.command.split(" ")[0])
+        if process.pid in never or _DAEMONS.fullmatch(program):
+            spared.append(process)
+        elif mode == "all":
+            targets.append(process)
+        else:
+            foreign.append(process)
+    result["spared"] = [processes.describe(process) for process in spared]
+    result["kept"] = [
+        dict(processes.describe(process), attempt=mine[process.pid][1])
+        for process in kept
+        if process.pid == alive[mine[process.pid][1]]["run"]["pid"]
+    ]
+    return targets, foreign, {process.pid for process in kept + spared}
+
+
+def _end(context, targets, result):
+    """End processes; attempts among them are stopped, not crashed."""
+    pids = {process.pid for process in targets}
+    ending = [attempt for attempt in attempts.live(context.state) if attempt["run"]["pid"] in pids]
+    for attempt in ending:
+        attempts.mark_stopping(context.state, attempt, context.operator)
     left = processes.end(
         targets,
-        min(context.limit("term_grace_s", 30.0), 30.0),
+        context.limit("term_grace_s", 30.0),
         context.limit("kill_patience_s", 60.0),
         lambda text: context.wire.event("step", name="clean", state="progress", text=text),
     )
+    remain = {process.pid for process in left}
+    result["ended"] += [processes.describe(process) for process in targets if process.pid not in remain]
+    for attempt in ending:
+        if attempt["run"]["pid"] not in remain:
+            attempts.set_verdict(context.state, attempt, state=attempts.STOPPED, by=context.operator)
     if left:
         raise Failure(
             "%d process(es) on the GPUs do not end: %s"
-            % (len(left), "; ".join("pid %d (state %s, %s)" % (p.pid, p.state, p.command[:80]) for p in left)),
+            % (
+                len(left),
+                "; ".join("pid %d (%s, state %s, %s)" % (p.pid, p.user, p.state, p.command[:80]) for p in left),
+            ),
             kind="not-stopped",
-            hint="state D waits for the driver: look at dmesg",
+            hint="state D waits for the driver: look at dmesg; a process of another user needs its owner or root",
             exit_code=EXIT_NOT_CLEAN,
+            **dict(result, survivors=[processes.describe(process) for process in left]),
         )
 
 
-def _verify(context, result, allowed, tools, ended):
+def _verify(context, result, allowed):
     """Devices without other holders, and memory back; where servers of ours stay, their cards' memory is theirs."""
     bound_s = context.limit("gpu_memory_s", 120.0)
     began = time.monotonic()
+    tools = result["tools"]
+    ended = {entry["pid"] for entry in result["ended"]}
     while True:
         held = [process for process in holders(context, tools) if process.pid not in allowed]
         result["gpus"] = cards(tools)
         # The driver charges memory for a while after a process has gone; a card that others use legitimately is theirs.
-        clients = compute_pids(tools) - allowed if result["gpus"] else set()
+        clients = compute_pids(tools) & ended if result["gpus"] and ended else set()
+        if result["devices"] and tools["nvidia-smi"] != "ok":
+            _memory_unknown(result)
         busy = []
         if not result["kept"]:
             busy = [card for card in result["gpus"] if (card["used_mib"] or 0) > _SETTLED_MIB]
-        if not held and not busy and not (ended and clients):
+        if not held and not busy and not clients:
             return
         waited = time.monotonic() - began
-        if waited > bound_s or context.wire.cancelled.is_set():
-            parts = ["GPU %d still %d MiB after %d s" % (card["index"], card["used_mib"], waited) for card in busy]
-            parts += ["pid %d still holds a device (%s)" % (process.pid, process.command[:80]) for process in held]
-            parts += ["the driver still lists pid %d" % pid for pid in sorted(clients)] if not parts else []
+        remains = ["GPU %d still %d MiB after %d s" % (card["index"], card["used_mib"], waited) for card in busy]
+        remains += ["pid %d (%s) still holds a device: %s" % (p.pid, p.user, p.command[:80]) for p in held]
+        remains += ["the driver still lists pid %d" % pid for pid in sorted(clients)]
+        if context.wire.cancelled.is_set():
+            raise Cancelled("cancelled while waiting for the GPUs: %s" % "; ".join(remains), **result)
+        if waited > bound_s:
+            others = compute_pids(tools) - ended if busy else set()
+            if others:
+                remains.append("nvidia-smi names pid %s" % ", ".join(str(pid) for pid in sorted(others)))
             raise Failure(
-                "; ".join(parts),
+                "; ".join(remains),
                 kind="gpu-not-clean",
                 hint="nvidia-smi; a process in a container or of another user may hold it",
                 exit_code=EXIT_NOT_CLEAN,
                 **result,
             )
-        context.wire.event(
-            "step",
-            name="clean",
-            state="progress",
-            text="waiting for GPU memory: " + ", ".join("GPU %d %d MiB" % (c["index"], c["used_mib"]) for c in busy),
-        )
-        time.sleep(min(1.0, max(0.05, bound_s / 20)))
+        context.wire.event("step", name="clean", state="progress", text="waiting: " + "; ".join(remains))
+        context.wire.cancelled.wait(min(1.0, max(0.05, bound_s / 20)))
 
 
-def remove_shm_leftovers(context):
-    """Remove what dead processes of our attempts left in /dev/shm; nobody else's.
-
-    A file counts as ours when its name holds the pid of a process of a dead attempt, it belongs to this user, and it
-    was not changed after that attempt ended.
-
-    Returns:
-        The names removed.
-    """
-    folder = context.host.get("shm_dir") or "/dev/shm"
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    dead = {}
-    for attempt in attempts.listing(context.state):
-        run = attempt["run"] or {}
-        if run.get("pid") and run["boot_id"] == processes.boot_id() and not attempts.is_alive(attempt):
-            dead[run["pid"]] = (attempt["exit"] or {}).get("at") or time.time()
-    removed = []
-    for name in names:
-        pids = {int(word) for word in re.findall(r"(?<!\d)\d{2,7}(?!\d)", name)} & set(dead)
-        path = os.path.join(folder, name)
-        for pid in pids:
-            try:
-                found = os.lstat(path)
-                if (
-                    found.st_uid == os.geteuid()
-                    and found.st_mtime <= dead[pid] + 5
-                    and processes.start_time(pid) is None
-                ):
-                    os.unlink(path)
-                    removed.append(name)
-                    break
-            except OSError:
-                continue  # a folder, or gone meanwhile
-    if removed:
-        context.wire.event(
-            "step", name="clean", state="progress", text="removed from %s: %s" % (folder, ", ".join(removed))
-        )
-    return removed
+def _memory_unknown(result):
+    """There are GPUs and nvidia-smi does not say how they are: never read as clean."""
+    problem = result["tools"]["nvidia-smi"]
+    if shutil.which("nvidia-smi") is None:
+        result["unverified"] = problem
+        return
+    raise Failure(
+        "whether the GPUs are free is not known: %s" % problem,
+        kind="gpu-unknown",
+        hint="run nvidia-smi on the host and look at dmesg; launch --no-clean goes on without looking",
+        exit_code=EXIT_NOT_CLEAN,
+        **result,
+    )

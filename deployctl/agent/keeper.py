@@ -98,6 +98,9 @@ def environment_of(spec, inherited):
     environment = dict(inherited)
     # What the server prints must be in the log when it is printed: a crash would take a buffer with it.
     environment.setdefault("PYTHONUNBUFFERED", "1")
+    # A process that sets its title (SGLang's ranks do, with setproctitle) would write it over its own environment as
+    # the kernel shows it, and with it our mark: its orphans could not be told from a stranger's processes.
+    environment.setdefault("SPT_NOENV", "1")
     environment.update(spec["env"])
     environment["DEPLOYCTL_ATTEMPT"] = spec["marker"]
     return environment

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 
-from . import attempts, audit, gpu, lock, processes, releases, smoke, stop, watch
+from . import attempts, audit, gpu, lock, processes, releases, shm, smoke, stop, watch
 from .failure import EXIT_NOT_CLEAN, EXIT_USAGE, Cancelled, Failure
 from .state import disk_failure, write_file
 
@@ -60,8 +60,10 @@ def _start(context):
     cleaned = None
     if args.get("clean") != "none":
         cleaned = gpu.clean_up(context, args.get("clean"))
+        if cleaned.get("unverified"):
+            context.wire.event("warning", text="GPU memory was not checked: %s" % cleaned["unverified"])
     check_port(args.get("port"), argv, args["engine"])
-    gpu.remove_shm_leftovers(context)
+    shm.remove_leftovers(context)
     _check_shm(context)
     _go_on(context)
     number = context.state.next_number("attempt")

@@ -164,9 +164,12 @@ def marked(prefix, variable=MARKER):
     """Processes whose environment at their start held a variable (DEPLOYCTL_ATTEMPT) beginning with `prefix`.
 
     Returns:
-        [(Process, value)]. Only processes whose environment we may read: our own, or all for root.
+        [(Process, value)]. Only processes whose environment we may read: our own, or all for root. Ourselves and our
+        ancestors are left out: a shell that inherited a mark is nobody's server.
     """
     everyone = snapshot()
+    for pid in spared(everyone):
+        everyone.pop(pid, None)
     found = []
     if _LINUX:
         needle = (variable + "=" + prefix).encode()
@@ -193,19 +196,23 @@ def marked(prefix, variable=MARKER):
 def descendants(pid, everyone=None):
     """All children of a process and theirs, itself left out."""
     everyone = snapshot() if everyone is None else everyone
-    found, todo = [], [pid]
+    children = collections.defaultdict(list)
+    for process in everyone.values():
+        children[process.ppid].append(process)
+    found, todo, seen = [], [pid], {pid}
     while todo:
-        parent = todo.pop()
-        for process in everyone.values():
-            if process.ppid == parent and process.pid != parent:
+        for process in children[todo.pop()]:
+            # Read while processes come and go, a snapshot may hold a circle of parents.
+            if process.pid not in seen:
+                seen.add(process.pid)
                 found.append(process)
                 todo.append(process.pid)
     return found
 
 
-def spared():
+def spared(everyone=None):
     """Pids that must never be signalled: ourselves, our ancestors (the SSH session), and init."""
-    everyone = snapshot()
+    everyone = snapshot() if everyone is None else everyone
     pids = {0, 1, os.getpid()}
     pid = os.getpid()
     while pid in everyone and pid not in (0, 1):
@@ -261,7 +268,9 @@ def end(targets, grace_s, patience_s, on_event=None):
             return []
         if number == signal.SIGTERM and on_event is not None:
             on_event("%d process(es) did not end within %g s: SIGKILL" % (len(left), grace_s))
-    return left
+    # As they are now: state D says that they wait for a driver.
+    now = snapshot([process.pid for process in left])
+    return [now.get(process.pid, process) for process in left]
 
 
 def describe(process):

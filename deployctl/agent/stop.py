@@ -1,6 +1,6 @@
 """Ends a server and everything it started, and says stopped only when nothing of it lives."""
 
-from . import attempts, audit, gpu, lock, processes
+from . import attempts, audit, lock, processes, shm
 from .failure import Failure
 
 # Orphans have lost the server that would have ended them in order: they get this long after SIGTERM.
@@ -54,7 +54,6 @@ def _stop(context):
     ended = [entry for entry in stopped if entry["ended"]]
     if not ended:
         return {"status": "nothing-running", "stopped": stopped}
-    gpu.remove_shm_leftovers(context)
     return {"status": "stopped", "stopped": stopped, "attempt": ended[-1]["attempt"]}
 
 
@@ -88,6 +87,7 @@ def stop_attempt(context, attempt):
         result["note"] = "launcher dead, %d orphan%s" % (len(family), "" if len(family) == 1 else "s")
         event["text"] = result["note"]
     context.wire.event("step", state="start", **event)
+    left_open = shm.in_use_by(context, family)
     if launcher:
         attempts.mark_stopping(context.state, attempt, context.operator)
 
@@ -120,5 +120,6 @@ def stop_attempt(context, attempt):
         attempts.set_verdict(
             context.state, attempt, state=attempts.CRASHED, reason="its launcher died", by=context.operator
         )
+    shm.remove_leftovers(context, left_open)
     context.wire.event("step", name="stop", state="done", attempt=attempt["attempt"])
     return result

@@ -159,10 +159,10 @@ def test_a_wait_status_is_read(code, status, name):
 
 
 def test_the_environment_is_the_sessions_and_the_profiles():
-    """The profile wins; output is not buffered unless somebody wants it so; the mark is always ours."""
+    """The profile wins; output is not buffered unless somebody wants it so; the mark is ours and survives a title."""
     spec = {"env": {"A": "2", "DEPLOYCTL_ATTEMPT": "forged"}, "marker": "m:1"}
     merged = keeper.environment_of(spec, {"A": "1", "B": "3"})
-    assert merged == {"A": "2", "B": "3", "PYTHONUNBUFFERED": "1", "DEPLOYCTL_ATTEMPT": "m:1"}
+    assert merged == {"A": "2", "B": "3", "PYTHONUNBUFFERED": "1", "SPT_NOENV": "1", "DEPLOYCTL_ATTEMPT": "m:1"}
     assert keeper.environment_of({"env": {"PYTHONUNBUFFERED": ""}, "marker": "m"}, {})["PYTHONUNBUFFERED"] == ""
 
 
