@@ -6,6 +6,7 @@ the transaction was committed and only tidying is left; otherwise every file tha
 put back. current.json is renamed into place exactly once per transaction: that rename is the commit.
 """
 
+import hashlib
 import os
 import shutil
 import signal
@@ -18,6 +19,15 @@ _LONGEST_PAUSE_S = 30.0
 
 # In the environment of patch scripts, so that a recovery finds those that outlived their killed agent.
 SCRIPT_MARKER = "DEPLOYCTL_TRANSACTION"
+
+
+def script_mark(state, transaction):
+    """The marker's value: one transaction of one state directory.
+
+    One push to two packages of one machine carries the same id to both.
+    """
+    home = os.path.realpath(state.root).encode("utf-8", "surrogateescape")
+    return "%s.%s" % (transaction, hashlib.sha256(home).hexdigest()[:16])
 
 
 def checkpoint(context, name):

@@ -203,7 +203,7 @@ class Builder:
             out.write(content)
         environment = dict(os.environ, DEPLOYCTL_PACKAGE_DIR=directory, DEPLOYCTL_PATCH=patch["ref"])
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
-        environment[journal.SCRIPT_MARKER] = self._transaction
+        environment[journal.SCRIPT_MARKER] = journal.script_mark(context.state, self._transaction)
         status, self.output = script.run(
             context,
             [context.python, path, directory],

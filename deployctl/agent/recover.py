@@ -107,7 +107,7 @@ def close(context, entry):
 
 def _end_scripts(context, entry):
     """A patch script outlives its killed agent, and would go on changing the tree."""
-    wanted = entry["transaction"]
+    wanted = journal.script_mark(context.state, entry["transaction"])
     found = [process for process, value in processes.marked(wanted, journal.SCRIPT_MARKER) if value == wanted]
     left = processes.end(found, 0, _KILL_PATIENCE_S)
     if left:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -169,16 +170,14 @@ class AsNobody(LocalTransport):
 
 
 @pytest.fixture
-def nobody(tmp_path):
+def nobody():
     """A box whose interpreter everybody can run, and an `ask` that is somebody without rights; its folders are open."""
-    box = Box(tmp_path, "/usr/bin/python3")
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)
-    box.transport = AsNobody
-    box.operator = "nobody@example.org"
-    yield box
-    tmp_path.parent.chmod(0o700)
-    tmp_path.parent.parent.chmod(0o700)
+    with tempfile.TemporaryDirectory(prefix="deployctl-test-") as folder:
+        Path(folder).chmod(0o755)
+        box = Box(Path(folder), "/usr/bin/python3")
+        box.transport = AsNobody
+        box.operator = "nobody@example.org"
+        yield box
 
 
 def owned(path: Path) -> Path:
