@@ -56,4 +56,4 @@ def logs(run: Run, hosts: Sequence[Host], args: Mapping[str, Any], on_data: OnDa
                 run.on_event(host.name, {"event": "link", "text": f"{error}; following again"})
                 run.interrupted.wait(1.0)
 
-    return run.each(hosts, one, command="logs")
+    return run.each(hosts, one, command="logs", detaches=True)

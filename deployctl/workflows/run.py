@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from deployctl.transport import Transport, connect
 OPERATOR_VARIABLE = "DEPLOYCTL_OPERATOR"
 _MOST_AT_ONCE = 16
 _PATIENCE_AFTER_INTERRUPT_S = 60.0
+_PATIENCE_OF_A_DETACH_S = 5.0
+_AFTER_INTERRUPT_HINT = "deployctl status shows how it stands; deployctl wait comes back to a load"
 
 OnEvent = Callable[[str, Mapping[str, Any]], None]
 
@@ -70,6 +73,8 @@ class Run:
         self._who = who
         self.interrupted = threading.Event()
         self._active: set[Exchange] = set()
+        self._asked: set[str] = set()
+        self._connecting: set[str] = set()
         self._guard = threading.Lock()
 
     @property
@@ -97,8 +102,28 @@ class Run:
         """
         # Made ready while the connection is being made, which is mostly waiting.
         threading.Thread(target=prepare, args=(operation,), daemon=True).start()
-        with self.connect(host) as transport:
+        with self._connected(host) as transport:
             return self.ask_through(transport, host, operation, args, blobs=blobs, on_event=on_event)
+
+    @contextlib.contextmanager
+    def _connected(self, host: Host) -> Iterator[Transport]:
+        """An open connection. Ctrl-C while it is being made means that nothing is asked over it."""
+        fresh = not self.interrupted.is_set()
+        with self._guard:
+            if fresh:
+                self._connecting.add(host.name)
+        try:
+            connection = self.connect(host)
+            transport = connection.__enter__()
+        finally:
+            with self._guard:
+                self._connecting.discard(host.name)
+        try:
+            if fresh and self.interrupted.is_set():
+                raise Interrupted("interrupted while connecting: nothing was asked of the host")
+            yield transport
+        finally:
+            connection.__exit__(*sys.exc_info())
 
     def ask_through(
         self,
@@ -121,7 +146,10 @@ class Run:
             operator=self.who,
             command=self.command,
         )
-        with Exchange(transport, request, dead_peer_s=host.limits.dead_peer_s) as exchange, self._registered(exchange):
+        with (
+            Exchange(transport, request, dead_peer_s=host.limits.dead_peer_s) as exchange,
+            self._registered(host.name, exchange),
+        ):
             for event in exchange.events():
                 self.on_event(host.name, event)
                 if on_event is not None:
@@ -130,9 +158,10 @@ class Run:
             return exchange.result
 
     @contextlib.contextmanager
-    def _registered(self, exchange: Exchange) -> Iterator[None]:
+    def _registered(self, name: str, exchange: Exchange) -> Iterator[None]:
         with self._guard:
             self._active.add(exchange)
+            self._asked.add(name)
         try:
             if self.interrupted.is_set():
                 exchange.control("cancel")
@@ -162,30 +191,63 @@ class Run:
 
     # -- several hosts -----------------------------------------------------------------------------------------------
 
-    def each(self, hosts: Sequence[Host], act: Callable[[Host], HostReport], *, command: str = "") -> Report:
-        """Do something on every host at once; nobody's outcome is lost, and Ctrl-C reaches all of them."""
+    def each(
+        self,
+        hosts: Sequence[Host],
+        act: Callable[[Host], HostReport],
+        *,
+        command: str = "",
+        detaches: bool = False,
+    ) -> Report:
+        """Do something on every host at once; nobody's outcome is lost, and Ctrl-C reaches all of them.
+
+        Args:
+            hosts: The hosts.
+            act: What to do; runs in a thread of its own for each.
+            command: Its name, as reported.
+            detaches: Whether Ctrl-C may leave a host that does not answer (a load goes on there) instead of waiting
+                for what it says (a push is being undone there).
+        """
         name = command or self.command.split()[0]
 
         def settled(host: Host) -> HostReport:
             try:
                 return act(host)
+            except Unreachable as error:
+                if not self.interrupted.is_set():
+                    return HostReport.from_error(host.name, error)
+                told = Interrupted(f"interrupted; {error.message}", hint=error.hint or _AFTER_INTERRUPT_HINT)
+                return HostReport.from_error(host.name, told)
             except DeployError as error:
                 return HostReport.from_error(host.name, error)
 
-        with ThreadPoolExecutor(max_workers=min(_MOST_AT_ONCE * 4, max(1, len(hosts)))) as pool:
+        with self._guard:
+            self._asked.clear()
+        pool = ThreadPoolExecutor(max_workers=min(_MOST_AT_ONCE * 4, max(1, len(hosts))))
+        try:
             futures = {pool.submit(settled, host): host for host in hosts}
-            self._gather(set(futures))
-            reports = []
-            for future, host in futures.items():
-                if future.done() and not future.cancelled():
-                    reports.append(future.result())
-                else:
-                    reports.append(HostReport.from_error(host.name, Interrupted("interrupted")))
+            self._gather(futures, _PATIENCE_OF_A_DETACH_S if detaches else _PATIENCE_AFTER_INTERRUPT_S)
+        finally:
+            # A thread that still hangs in a connection must not keep the command: the process ends without it.
+            pool.shutdown(wait=False, cancel_futures=True)
+        reports = []
+        for future, host in futures.items():
+            if future.done() and not future.cancelled():
+                reports.append(future.result())
+            else:
+                asked = host.name in self._asked
+                told = Interrupted(
+                    "interrupted; the host has not answered, what it does goes on"
+                    if asked
+                    else "interrupted while connecting: nothing was asked of the host",
+                    hint=_AFTER_INTERRUPT_HINT if asked else "",
+                )
+                reports.append(HostReport.from_error(host.name, told))
         return Report(command=name, hosts=_without_aliases(reports))
 
-    def _gather(self, futures: set[Future[HostReport]]) -> None:
-        """Wait for all; on Ctrl-C ask every host to stop, and wait for what they say."""
-        pending = futures
+    def _gather(self, futures: Mapping[Future[HostReport], Host], patience_s: float) -> None:
+        """Wait for all; on Ctrl-C ask every host to stop, and wait for what those say that are connected."""
+        pending = set(futures)
         deadline: float | None = None
         while pending:
             try:
@@ -194,9 +256,12 @@ class Run:
                 if self.interrupted.is_set():
                     raise
                 self.interrupt()
-                deadline = time.monotonic() + _PATIENCE_AFTER_INTERRUPT_S
-            if deadline is not None and time.monotonic() > deadline:
-                return
+                deadline = time.monotonic() + patience_s
+            if deadline is not None:
+                with self._guard:
+                    pending = {future for future in pending if futures[future].name not in self._connecting}
+                if time.monotonic() > deadline:
+                    return
 
     def interrupt(self) -> None:
         """Ask every operation that is under way to stop: a push is undone, a wait detaches."""

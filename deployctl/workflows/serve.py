@@ -8,11 +8,11 @@ from typing import Any
 from deployctl.domain.attempt import launch_args, relaunch_tag
 from deployctl.domain.inventory import Host, Profile
 from deployctl.domain.report import HostReport, Report
-from deployctl.errors import EXIT_CRASHED, DeployError, LinkLost, Unreachable, UsageError
+from deployctl.errors import EXIT_CRASHED, DeployError, Interrupted, LinkLost, Unreachable, UsageError
 from deployctl.remote.client import Exchange
 from deployctl.workflows.run import Run
 
-# A link that breaks during a load is retried for as long as the load may take; a single outage for this long.
+# A link that breaks during a load is retried for as long as the load takes; a single outage for this long.
 _OUTAGE_S = 600.0
 _ONE_RANK = 1
 
@@ -32,6 +32,7 @@ def read_each(run: Run, operation: str, hosts: Sequence[Host], args: Mapping[str
         hosts,
         lambda host: HostReport.from_result(host.name, run.ask_patiently(host, operation, args, for_s=15.0)),
         command=operation,
+        detaches=True,
     )
 
 
@@ -47,7 +48,7 @@ def launch(run: Run, profile: Profile, hosts: Sequence[Host], *, log_tag: str, *
     """
     if profile.nodes == _ONE_RANK:
         args = launch_args(profile, log_tag=log_tag, **options)
-        return run.each(hosts, lambda host: _launch_one(run, host, args), command="launch")
+        return run.each(hosts, lambda host: _launch_one(run, host, args), command="launch", detaches=True)
     return _launch_ranks(run, profile, hosts, log_tag, options)
 
 
@@ -59,7 +60,6 @@ def _launch_one(
 ) -> HostReport:
     """Launch on one host; when the link breaks, attach again to the attempt that was started."""
     seen: dict[str, Any] = {}
-    began = time.monotonic()
 
     def watch(event: Mapping[str, Any], exchange: Exchange) -> None:
         if event["event"] == "attempt":
@@ -71,36 +71,57 @@ def _launch_one(
         return HostReport.from_result(host.name, run.ask(host, "launch", args, on_event=watch))
     except LinkLost as lost:
         if run.interrupted.is_set():
-            raise
+            raise _detached() from lost
         run.on_event(host.name, {"event": "link", "text": f"{lost.message}; attaching again"})
         again: dict[str, Any] = {key: args[key] for key in ("smoke", "burst", "watch")}
         again.update(attempt=seen["attempt"]) if seen else again.update(run_id=run.run_id)
-        left_s = max(60.0, float(args["timeout_s"]) - (time.monotonic() - began))
         again.update(timeout_s=args["timeout_s"], resumed=True)
         if not args["wait"]:
             again.update(wait=False)
-        return _wait_one(run, host, again, left_s + _OUTAGE_S, on_event)
+        return _wait_one(run, host, again, on_event)
 
 
-def _wait_one(run: Run, host: Host, args: Mapping[str, Any], for_s: float, on_event: Any = None) -> HostReport:
-    """Attach until there is a verdict, again and again through broken links."""
-    from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
+def _detached() -> Interrupted:
+    return Interrupted(
+        "detached while the link was down: a server that was started goes on loading",
+        hint="deployctl wait comes back to it, deployctl stop ends it",
+    )
+
+
+def _wait_one(run: Run, host: Host, args: Mapping[str, Any], on_event: Any = None) -> HostReport:
+    """Attach until there is a verdict, again and again through broken links, each down for at most `_OUTAGE_S`."""
+    from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential_jitter
+    from tenacity.nap import sleep_using_event
+
+    down_since: float | None = None
 
     def passing(error: BaseException) -> bool:
+        nonlocal down_since
         lost = isinstance(error, LinkLost) or (isinstance(error, Unreachable) and error.kind_now == "unreachable")
-        if lost and not run.interrupted.is_set():
+        if lost and run.interrupted.is_set():
+            raise _detached() from error
+        if lost:
             run.on_event(host.name, {"event": "link", "text": f"{error}; trying again, the server is not affected"})
-            return True
-        return False
+        if down_since is None or isinstance(error, LinkLost):
+            down_since = time.monotonic()  # the link had been there until now
+        return lost
+
+    def down_for_too_long(_state: RetryCallState) -> bool:
+        return down_since is not None and time.monotonic() - down_since > _OUTAGE_S
+
+    def ask() -> dict[str, Any]:
+        if run.interrupted.is_set():
+            raise _detached()
+        return run.ask(host, "wait", args, on_event=on_event)
 
     retrying = Retrying(
         retry=retry_if_exception(passing),
-        stop=stop_after_delay(for_s),
+        stop=down_for_too_long,
         wait=wait_exponential_jitter(multiplier=0.5, max=10.0),
+        sleep=sleep_using_event(run.interrupted),
         reraise=True,
     )
-    result = retrying(run.ask, host, "wait", args, on_event=on_event)
-    return HostReport.from_result(host.name, result)
+    return HostReport.from_result(host.name, retrying(ask))
 
 
 def wait(
@@ -114,7 +135,7 @@ def wait(
 ) -> Report:
     """Attach to the newest (or the named) attempt on every host."""
     args = {"attempt": attempt, "timeout_s": timeout_s, "smoke": smoke, "burst": burst}
-    return run.each(hosts, lambda host: _wait_one(run, host, args, (timeout_s or 900.0) + _OUTAGE_S), command="wait")
+    return run.each(hosts, lambda host: _wait_one(run, host, args), command="wait", detaches=True)
 
 
 def _launch_ranks(
@@ -157,7 +178,7 @@ def _launch_ranks(
             elif host.name == first:
                 decide("enough")
 
-    report = run.each(hosts, one, command="launch")
+    report = run.each(hosts, one, command="launch", detaches=True)
     if report.exit_code != 0 and not run.interrupted.is_set():
         crashed = [outcome.name for outcome in report.hosts if outcome.exit_code == EXIT_CRASHED]
         if crashed:
@@ -191,7 +212,7 @@ def relaunch(run: Run, hosts: Sequence[Host], *, replace: bool = True) -> Report
         )
         return _launch_one(run, host, launch_args(profile, log_tag=tag, replace=replace))
 
-    return run.each(hosts, one, command="launch")
+    return run.each(hosts, one, command="launch", detaches=True)
 
 
 def doctor(run: Run, hosts: Sequence[Host]) -> Report:
