@@ -1,6 +1,7 @@
 """What every command shares: its options, the loaded inventory, progress, `--json`, errors and the exit code."""
 
 import json
+import logging
 import os
 import sys
 import traceback
@@ -118,6 +119,9 @@ class Session:
         self._progress = Progress(
             several=len(self.hosts) > 1, verbose=self.verbose, quiet=self.as_json and not self.verbose
         )
+        if not self._debug:
+            # Libraries report handled connection errors, tracebacks included, where no handler is set.
+            logging.getLogger().addHandler(logging.NullHandler())
         words = [self.command, *sys.argv[2:]] if sys.argv[1:2] == [self.command] else [self.command]
         return Run(self.inventory, command=" ".join(words)[:300], on_event=self._progress)
 
