@@ -1,5 +1,6 @@
 """`logs`: bytes to stdout or a file, everything else to stderr."""
 
+import codecs
 import os
 import sys
 import tempfile
@@ -24,8 +25,9 @@ class _Printer:
     def __call__(self, host: str, data: bytes) -> None:
         block = self._rest.get(host, b"") + data
         if not self._several and not self._tty:
-            self._rest[host] = b""
-            sys.stdout.buffer.write(_escaped(block))
+            whole = _whole_characters(block)
+            self._rest[host] = block[whole:]
+            sys.stdout.buffer.write(_escaped(block[:whole]))
             sys.stdout.buffer.flush()
             return
         *lines, rest = block.split(b"\n")
@@ -42,9 +44,19 @@ class _Printer:
 
     def flush(self) -> None:
         for host, rest in self._rest.items():
-            if rest:
+            if rest and not self._several and not self._tty:
+                sys.stdout.buffer.write(_escaped(rest))
+            elif rest:
                 self._line(host, rest)
         sys.stdout.flush()
+
+
+def _whole_characters(block: bytes) -> int:
+    """How many bytes of a block are whole characters: the last one may go on in the next block."""
+    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+    decoder.decode(block[-4:])
+    pending = decoder.getstate()[0]
+    return len(block) - len(pending)
 
 
 def _escaped(block: bytes) -> bytes:
