@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from deployctl.domain.report import HostReport, Report
@@ -21,13 +22,30 @@ def failure(error: DeployError) -> None:
 def report(result: Report, *, verbose: bool = False) -> None:
     """Every host's own result."""
     several = len(result.hosts) > 1
-    for host in result.hosts:
+    hosts = [harmless(host) for host in result.hosts]
+    for host in hosts:
         lines = _lines(result.command, host, verbose=verbose)
         for line in lines:
             out(f"{host.name} | {line}" if several else line)
-    for host in result.hosts:
+    for host in hosts:
         if host.error:
             _problem(host, several=several)
+
+
+def harmless(host: HostReport) -> HostReport:
+    """A report whose texts come without terminal controls: what is rendered below adds only its own."""
+    error = None if host.error is None else _harmless(host.error)
+    return replace(host, status=neutral(host.status), error=error, fields=_harmless(host.fields))
+
+
+def _harmless(value: Any) -> Any:
+    if isinstance(value, str):
+        return neutral(value)
+    if isinstance(value, Mapping):
+        return {key: _harmless(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_harmless(inner) for inner in value]
+    return value
 
 
 def _problem(host: HostReport, *, several: bool) -> None:
@@ -68,7 +86,7 @@ def _lines(command: str, host: HostReport, *, verbose: bool) -> list[str]:
     }.get(command)
     if show is None:
         return [_status_word(host)]
-    return [neutral(line) if "\x1b" not in line else line for line in show(host, verbose)]
+    return show(host, verbose)
 
 
 def _push(host: HostReport, verbose: bool) -> list[str]:
@@ -116,6 +134,9 @@ def _launch(host: HostReport, verbose: bool) -> list[str]:
         )
     if fields.get("crash"):
         lines += crash(fields["crash"])
+    cleaned = fields.get("clean") or {}
+    if cleaned.get("devices"):
+        lines += _tools(cleaned)
     lines.append(f"  log {neutral(str(fields.get('log')))}")
     if host.status == "loading":
         lines.append(style("  come back with: deployctl wait", "dim"))
@@ -280,12 +301,16 @@ def _clean(host: HostReport, verbose: bool) -> list[str]:
     ]
     lines += [f"  spared pid {entry['pid']} {neutral(entry['command'][:80])}" for entry in fields.get("spared") or []]
     lines += [f"  gpu {card['index']}: {card['used_mib']} MiB in use" for card in fields.get("gpus") or []]
-    lines += [
+    return lines + _tools(fields)
+
+
+def _tools(fields: Mapping[str, Any]) -> list[str]:
+    """The tools that could not be asked: what they would have shown is unknown, not good."""
+    return [
         style(f"  {name}: {neutral(state)}", "yellow")
         for name, state in (fields.get("tools") or {}).items()
         if state != "ok"
     ]
-    return lines
 
 
 def _lock(host: HostReport, verbose: bool) -> list[str]:
@@ -332,6 +357,7 @@ def _run(host: HostReport, verbose: bool) -> list[str]:
 
 def logs_listing(host: HostReport) -> list[str]:
     """`logs --list`."""
+    host = harmless(host)
     rows = [
         [
             attempt["attempt"],
