@@ -8,7 +8,7 @@ from typing import Any
 
 from deployctl.render.terminal import duration, neutral, say, style
 
-_QUIET_STEPS_S = 1.0
+_LEAST_BAR = 8
 _PHASES = ("init", "weights", "kv-cache", "graphs", "warm-up")
 
 
@@ -27,6 +27,7 @@ class Progress:
         self._quiet = quiet
         self._guard = threading.Lock()
         self._bars: dict[str, _Load] = {}
+        self._waiting: dict[str, str] = {}
         self._live: Any = None
 
     def __call__(self, host: str, event: Mapping[str, Any]) -> None:
@@ -45,7 +46,10 @@ class Progress:
         prefix = f"{host} | " if self._several else ""
         shown = prefix + style(neutral(text), *styles, stream=sys.stderr)
         if self._live is not None:
-            self._live.console.print(shown, markup=False, highlight=False)
+            from rich.text import Text
+
+            # Nothing of the text is markup or an emoji name, and a path that wraps can still be copied whole.
+            self._live.console.print(Text.from_ansi(shown), soft_wrap=True)
         else:
             say(shown)
 
@@ -81,7 +85,11 @@ class Progress:
 
     def _step(self, host: str, event: Mapping[str, Any]) -> None:
         if event.get("text"):
-            self._line(host, f"{event['name']}: {event['text']}")
+            text = f"{event['name']}: {event['text']}"
+            # A step that waits says so every second; once is enough until something changes.
+            if self._waiting.get(host) != text:
+                self._waiting[host] = text
+                self._line(host, text)
         elif event["state"] == "done" and self._verbose:
             seconds = event.get("seconds")
             took = f"  {duration(seconds)}" if seconds is not None else ""
@@ -162,13 +170,20 @@ class Progress:
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
+        from rich.text import Text
 
+        # Beside a long host name the bar is what can be spared on a narrow terminal.
+        width = max(0, min(32, self._live.console.width - 60)) if self._live is not None else 32
         rows = []
         for host, load in list(self._bars.items()):
             grid = Table.grid(padding=(0, 1))
             fraction = load.fraction()
-            bar = ProgressBar(total=1.0, completed=fraction, width=32)
-            grid.add_row(host, bar, load.describe())
+            words = Text(load.describe(), no_wrap=True, overflow="ellipsis")
+            name = Text(host, no_wrap=True, overflow="ellipsis")
+            if width >= _LEAST_BAR:
+                grid.add_row(name, ProgressBar(total=1.0, completed=fraction, width=width), words)
+            else:
+                grid.add_row(Text(f"{round(100 * fraction)} %"), words)
             rows.append(grid)
         return Group(*rows)
 
