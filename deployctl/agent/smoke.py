@@ -195,6 +195,8 @@ def _burst(context, attempt, questions, burst, watcher):
     problem = None
     if missing:
         problem = "%d of %d requests got no answer within %g s" % (missing, burst, bound_s)
+        if context.wire.cancelled.is_set():
+            problem = "cancelled"
     elif failed:
         problem = "%d of %d requests failed: %s" % (len(failed), burst, failed[0][1])
     unwell = _unwell_after(context, attempt, watcher)
