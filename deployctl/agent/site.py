@@ -224,8 +224,28 @@ def drift_list(site, paths):
 _HINT = "keep the edits as a patch (the diff is in the output), or go on with --force: copies are kept"
 
 
+def release_of_content(context, site):
+    """The newest other release of this base whose files the drifted tree holds, 0 for the base itself, or None.
+
+    A container made anew from its image, or a reinstall of the same wheel, puts the base back: nobody edited anything.
+    """
+    others = [entry for entry in reversed(releases.listing(context.state)) if entry["base"] == site.release["base"]]
+    for release in [*others, releases.load(context.state, 0, site.release["base"])]:
+        if not tree.differences(releases.expected(context.state, release), site.entries):
+            return release["number"]
+    return None
+
+
 def drift_failure(context, site, message="", paths=None, hint=_HINT):
     """The refusal to touch hand-made edits, with their diff."""
+    if paths is None:
+        twin = release_of_content(context, site)
+        if twin is not None:
+            message = "not as in release %d: the package is %s again, put back from outside" % (
+                site.release["number"],
+                "its base" if twin == 0 else "release %d" % twin,
+            )
+            hint = "nothing was edited by hand, so nothing is lost: the same command with --force"
     paths = site.drifted if paths is None else paths
     count = "%d file%s" % (len(paths), "" if len(paths) == 1 else "s")
     message = message or "edited by hand since release %d" % site.release["number"]

@@ -56,6 +56,10 @@ class Transaction:
             return
         if not context.args.get("force"):
             raise sites.drift_failure(context, site)
+        twin = sites.release_of_content(context, site)
+        if twin is not None:
+            self._warnings.append("the package was at release %d again, put back from outside" % twin)
+            return
         if context.args.get("dry_run"):
             self._warnings.append("hand-made edits would be set aside: %s" % ", ".join(site.drifted))
             return

@@ -72,6 +72,37 @@ def test_the_same_again_is_the_same_base(near):
     assert "pushed" == result["status"], result
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_package_put_back_to_an_older_release_is_said_so(near, dry_run):
+    """A container made anew from its image: same fingerprint, base content. It is drift, but nobody's edit: --force
+    brings the release back and has nothing to keep; the same with one release's files copied over another's."""
+    perform_push(near, "a/v1", threshold(5))
+    perform_push(near, "b/v1", edit(["srt/new.py"], "(root / 'srt/new.py').write_text('N = 1\\n')\n"))
+    (near.package / "srt/new.py").unlink()
+    for release, words in ((1, "the package is release 1 again"), (0, "the package is its base again")):
+        if release == 0:
+            (near.package / "srt/args.py").write_text(FILES["srt/args.py"])
+        before = everything(near.package)
+        for refused in (
+            perform_push(near, "b/v1", edit(["srt/new.py"], "(root / 'srt/new.py').write_text('N = 1\\n')\n")),
+            perform(near, "rollback", to=1, transaction="x"),
+        ):
+            assert (9, "drift") == (refused["exit"], refused["error"]["kind"])
+            assert words in refused["error"]["message"]
+            assert "by hand" not in refused["error"]["message"]
+            assert "--force" in refused["error"]["hint"]
+        assert before == everything(near.package)
+    done = perform(near, "rollback", to=2, transaction="y", force=True, dry_run=dry_run)
+    assert ("planned" if dry_run else "rolled_back", None) == (done["status"], done["displaced"])
+    assert ["the package was at release 0 again, put back from outside"] == done["warnings"]
+    assert dry_run == (before == everything(near.package))
+    if not dry_run:
+        assert [] == perform(near, "status")["drift"]
+        assert "N = 1\n" == (near.package / "srt/new.py").read_text()
+    (near.package / "srt/args.py").write_text("BY = 'hand'\n")
+    assert "edited by hand since release 2" in perform(near, "rollback", transaction="z")["error"]["message"]
+
+
 def test_an_interrupted_push_does_not_undo_a_new_install(near):
     """Killed in the middle, then reinstalled by an operator who knew no better: the new version stays whole."""
     perform_push(near, "a/v1", threshold(5))
