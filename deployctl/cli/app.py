@@ -325,7 +325,7 @@ def rollback(
                 from deployctl.render import text
 
                 text.report(report, verbose=verbose)
-            report = serve.relaunch(run, session.hosts)
+            report = serve.with_rollback(serve.relaunch(run, session.hosts), report)
         session.finish(report)
 
 

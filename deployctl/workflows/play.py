@@ -126,7 +126,7 @@ def _take_back(run: Run, step: Step, hosts: Sequence[Host], before: Mapping[str,
 
     report = run.each(hosts, one, command="rollback")
     if step.args.get("relaunch") and report.exit_code == 0:
-        return serve.relaunch(run, hosts)
+        return serve.with_rollback(serve.relaunch(run, hosts), report)
     return report
 
 
@@ -147,7 +147,9 @@ def perform(run: Run, step: Step, hosts: Sequence[Host], on_data: logs.OnData) -
         case "rollback":
             relaunch = args.pop("relaunch", False)
             report = push.rollback(run, hosts, **args)
-            return serve.relaunch(run, hosts) if relaunch and report.exit_code == 0 else report
+            if not relaunch or report.exit_code:
+                return report
+            return serve.with_rollback(serve.relaunch(run, hosts), report)
         case "launch":
             options: dict[str, Any] = {
                 key: args[key] for key in ("burst", "wait", "clean", "smoke", "replace") if key in args

@@ -3,9 +3,10 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from deployctl.domain.attempt import launch_args, relaunch_tag
+from deployctl.domain.attempt import command_difference, launch_args, relaunch_tag
 from deployctl.domain.inventory import Host, Profile
 from deployctl.domain.report import HostReport, Report
 from deployctl.errors import EXIT_CRASHED, DeployError, Interrupted, LinkLost, Unreachable, UsageError
@@ -189,30 +190,53 @@ def _launch_ranks(
     return report
 
 
-def relaunch(run: Run, hosts: Sequence[Host], *, replace: bool = True) -> Report:
+def relaunch(run: Run, hosts: Sequence[Host]) -> Report:
     """After a rollback: start the profile of the attempt that was last ready on the release a host is at now."""
+    if len(hosts) > _ONE_RANK:
+        first = run.ask_patiently(hosts[0], "history")
+        profile, tag = _relaunched(run, hosts[0], first)
+        if profile.nodes > _ONE_RANK:
+            return _launch_ranks(run, profile, hosts, tag, {"replace": True})
 
     def one(host: Host) -> HostReport:
-        history = run.ask_patiently(host, "history")
-        candidates = [
-            attempt
-            for attempt in history["attempts"]
-            if attempt["release"] in (history["release"], None if history["release"] == 0 else history["release"])
-        ]
-        ready = [attempt for attempt in candidates if attempt["ready_seconds"] is not None]
-        everything = ready or candidates or history["attempts"]
-        if not everything:
-            raise UsageError(f"{host.name}: nothing was ever launched", hint="deployctl launch --log-tag TAG")
-        last = everything[-1]
-        profile = run.inventory.profile(last["profile"])
-        tag = relaunch_tag(last["log_tag"], [attempt["log_tag"] for attempt in history["attempts"]])
-        run.on_event(
-            host.name,
-            {"event": "note", "text": f"relaunching {profile.name} of attempt {last['attempt']} as {tag}"},
-        )
-        return _launch_one(run, host, launch_args(profile, log_tag=tag, replace=replace))
+        profile, tag = _relaunched(run, host, run.ask_patiently(host, "history"))
+        return _launch_one(run, host, launch_args(profile, log_tag=tag, replace=True))
 
     return run.each(hosts, one, command="launch", detaches=True)
+
+
+def with_rollback(launched: Report, rolled_back: Report) -> Report:
+    """A relaunch's report that keeps, for each host, what the rollback before it did (`rollback`)."""
+    before = {host.name: host.as_json() for host in rolled_back.hosts}
+    hosts = tuple(replace(host, fields={**host.fields, "rollback": before.get(host.name)}) for host in launched.hosts)
+    return replace(launched, hosts=hosts)
+
+
+def _relaunched(run: Run, host: Host, history: Mapping[str, Any]) -> tuple[Profile, str]:
+    """The profile and the tag of a relaunch; tells what of the command line is not as it was."""
+    candidates = [
+        attempt
+        for attempt in history["attempts"]
+        if attempt["release"] in (history["release"], None if history["release"] == 0 else history["release"])
+    ]
+    ready = [attempt for attempt in candidates if attempt["ready_seconds"] is not None]
+    everything = ready or candidates or history["attempts"]
+    if not everything:
+        raise UsageError(f"{host.name}: nothing was ever launched", hint="deployctl launch --log-tag TAG")
+    last = everything[-1]
+    profile = run.inventory.profile(last["profile"])
+    tag = relaunch_tag(last["log_tag"], [attempt["log_tag"] for attempt in history["attempts"]])
+    run.on_event(
+        host.name,
+        {"event": "note", "text": f"relaunching {profile.name} of attempt {last['attempt']} as {tag}"},
+    )
+    # The interpreter stands first in both; it is filled in on the host. Words of the ranks come with the launch.
+    gone, new = command_difference({"argv": last["argv"][1:]}, profile.argv[1:]) if profile.nodes == 1 else ([], [])
+    if gone or new:
+        words = [f"without {' '.join(gone)}"] * bool(gone) + [f"with {' '.join(new)}"] * bool(new)
+        text = f"hosts.yaml is not what attempt {last['attempt']} ran: now {', '.join(words)}"
+        run.on_event(host.name, {"event": "warning", "text": text})
+    return profile, tag
 
 
 def doctor(run: Run, hosts: Sequence[Host]) -> Report:
