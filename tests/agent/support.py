@@ -56,6 +56,8 @@ def install(python: Path, files: dict[str, str] = FILES, name: str = "fakesgl", 
 class Box:
     """A host on this machine: home, venv, package, and the agent over a local transport."""
 
+    transport = LocalTransport
+
     def __init__(self, root: Path, python: str = sys.executable) -> None:
         self.root = root
         self.home = root / "home"
@@ -77,7 +79,6 @@ class Box:
         }
         self.events: list[dict] = []
         self.run_id = "run-1"
-        self.transport = LocalTransport
         self.pushes = 0
         self.on_event = None
         self.answer = ...
