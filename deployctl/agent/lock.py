@@ -78,7 +78,11 @@ def _try(handle):
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN):
             return False
-        raise
+        raise Failure(
+            "the file system of the state directory cannot lock files: %s" % error.strerror,
+            kind="no-locks",
+            hint="set `state_dir:` of this host to a folder on a local disk",
+        ) from error
     return True
 
 

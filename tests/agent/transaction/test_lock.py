@@ -1,5 +1,6 @@
 """One mutating command at a time: the kernel's lock, the manual hold, and what those who wait are told."""
 
+import errno
 import json
 import os
 import signal
@@ -243,3 +244,25 @@ def test_a_full_disk_does_not_stop_the_lock(near):
         lock._sign(full.fileno(), context, mutating=True)
         lock._release(os.dup(full.fileno()))
     assert ["warning"] == [event["event"] for event in context.wire.events]
+
+
+def test_a_file_system_without_locks_is_named(near, monkeypatch):
+    """Network file systems may be mounted without them: the setting that helps is in the hint."""
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    result = perform_push(near, "a/v1", threshold(5))
+    assert ("no-locks", "No locks available") == (result["error"]["kind"], result["error"]["message"][-18:])
+    assert "state_dir" in result["error"]["hint"]
+
+
+def test_the_holder_of_a_host_that_was_never_used(near):
+    """No lock file, or one that says nothing."""
+    context = make_context(near, "status")
+    assert None is lock.current_holder(context.state)
+    assert None is lock.holder(context.state)
+    context.state.create()
+    (near.root / "state dir/lock").write_text("torn {")
+    assert None is lock.holder(context.state)

@@ -1,6 +1,9 @@
 """Damaged, missing and unreadable state files: exit 8 with the way out, and nothing of the package is touched."""
 
 import json
+import os
+import shutil
+import stat
 
 import pytest
 from support import FILES, edit, everything, make_context, perform, perform_push, threshold
@@ -180,3 +183,55 @@ def test_long_lists_are_cut(near):
     result = perform_push(near, "a/v1", threshold(6))
     assert 201 == len(result["diff"].splitlines())
     assert result["diff"].endswith("more lines\n")
+
+
+@pytest.mark.parametrize("word", ["syncfs", "sync", "nothing"])
+def test_a_snapshot_is_flushed_on_every_platform(near, monkeypatch, word):
+    """One call for the file system where there is one, else for all of them."""
+    calls = []
+
+    class Library:
+        def __init__(self, *_, **__):
+            if word == "syncfs":
+                self.syncfs = lambda handle: calls.append("syncfs") or 0
+            elif word == "sync":
+                self.syncfs = lambda handle: -1
+
+    monkeypatch.setattr("ctypes.CDLL", Library)
+    monkeypatch.setattr("os.sync", lambda: calls.append("sync"))
+    assert "pushed" == perform_push(near, "a/v1", threshold(5))["status"]
+    assert ["syncfs" if word == "syncfs" else "sync"] == calls
+
+
+def test_a_folder_that_cannot_be_synced(near, monkeypatch):
+    """Some network file systems refuse: the rename is atomic all the same."""
+    real = os.fsync
+
+    def refuse(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(22, "Invalid argument")
+        real(handle)
+
+    monkeypatch.setattr("os.fsync", refuse)
+    assert "pushed" == perform_push(near, "a/v1", threshold(5))["status"]
+
+
+def test_a_state_that_others_could_read_is_closed(near):
+    """0700, also where the folder was there before; a file in its place is named."""
+    folder = near.root / "state dir"
+    folder.mkdir(mode=0o755)
+    perform_push(near, "a/v1", threshold(5))
+    assert 0o700 == folder.stat().st_mode & 0o777
+    near.host["state_dir"] = str(near.root / "file")
+    (near.root / "file").write_text("")
+    result = perform_push(near, "a/v1", threshold(5))
+    assert (1, True) == (result["exit"], str(near.root / "file") in result["error"]["message"])
+
+
+def test_a_kept_copy_whose_cache_is_damaged(pushed):
+    """It is hashed anew, and the push is right."""
+    (pushed.state / "mirror/index.json").write_text("{")
+    result = perform_push(pushed, "a/v2", threshold(6))
+    assert ("pushed", ["a/v2", "b/v1"]) == (result["status"], result["patches"])
+    shutil.rmtree(pushed.state / "mirror/fakesgl")
+    assert "pushed" == perform_push(pushed, "a/v3", threshold(7))["status"]
