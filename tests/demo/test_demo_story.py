@@ -51,6 +51,10 @@ def processes_in(folder):
     return found
 
 
+def serving(folder):
+    return any("sglang.launch_server" in line for line in processes_in(folder).values())
+
+
 def test_the_story_goes_as_told(demo, tmp_path):
     """Two patches crash in their own lines, the third works; all is gone after."""
     told = demo("-c", "import sys; from deployctl.demo.story import tell; sys.exit(tell(load_s=0.3))")
@@ -72,7 +76,8 @@ def test_the_story_goes_as_told(demo, tmp_path):
 def test_an_end_in_the_middle_leaves_no_server(demo, tmp_path, number):
     """Termination, a closed terminal and Ctrl-C while a server loads: stopped, removed."""
     told = demo("-m", "deployctl", "demo")
-    until(lambda: any("sglang.launch_server" in line for line in processes_in(tmp_path).values()))
+    until(lambda: told.poll() is not None or serving(tmp_path))
+    assert told.poll() is None, told.communicate()[0]
     told.send_signal(number)
     told.communicate(timeout=DEADLINE_S)
     assert 130 == told.returncode
