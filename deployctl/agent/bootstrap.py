@@ -11,6 +11,8 @@ standard library of the agent, hence the narrowed `sys.path` while the agent loa
 
 import sys
 
+_KEPT_VERSIONS = 40
+
 
 def _narrow_path():
     """Keep only the standard library on sys.path while the agent's own imports run; returns the full path."""
@@ -33,7 +35,8 @@ class _Codes:
     """Compiled modules: compiling them takes longer than most operations, so the result is kept in the state directory.
 
     Kept under the hash of the very bytes that were sent and the interpreter's magic tag, so it can never be stale; only
-    where the state directory exists already, and any trouble with it means to compile.
+    where the state directory exists already, and any trouble with it means to compile. Its own hash stands in front: a
+    power cut may leave a file of the right size with zeros in it, and such bytecode would crash the interpreter.
     """
 
     def __init__(self, request, bundle, sources):
@@ -46,35 +49,53 @@ class _Codes:
         tag = sys.implementation.cache_tag or "unknown"
         self._path = os.path.join(state, "cache", "agent-%s-%s" % (hashlib.sha256(bundle).hexdigest()[:24], tag))
         try:
-            import marshal
+            ours = os.stat(os.path.dirname(self._path)).st_uid == os.geteuid()
+        except OSError:
+            ours = os.path.isdir(state)
+        if ours:
+            self._codes = self._kept() or self._keep()
 
-            if os.stat(os.path.dirname(self._path)).st_uid == os.geteuid():
-                with open(self._path, "rb") as source:
-                    self._codes = marshal.loads(source.read())  # noqa: S302 - our own file in our own 0700 folder
+    def _kept(self):
+        """What was written down, or nothing."""
+        import hashlib
+        import marshal
+
+        try:
+            with open(self._path, "rb") as source:
+                digest, compiled = source.read(32), source.read()
+            if hashlib.sha256(compiled).digest() == digest:
+                return marshal.loads(compiled)  # noqa: S302 - our own file in our own 0700 folder
         except (OSError, ValueError, EOFError, TypeError):
-            if os.path.isdir(state):
-                self._keep(state)
+            pass  # made anew
+        return {}
 
-    def _keep(self, state):
+    def _keep(self):
         """Compile everything and write it down."""
+        import hashlib
         import marshal
         import os
         import tempfile
 
-        self._codes = {name: self._compile(name) for name in self._sources if name != "keeper"}
+        codes = {name: self._compile(name) for name in self._sources if name != "keeper"}
+        temporary = None
         try:
-            folder = os.path.join(state, "cache")
+            folder = os.path.dirname(self._path)
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            for name in os.listdir(folder):
-                # Another version's: a few are kept, for operators with different versions.
-                if len(os.listdir(folder)) > 40:
-                    os.unlink(os.path.join(folder, name))
+            names = os.listdir(folder)
+            # Other versions': a few are kept, for operators with different versions.
+            for name in names[: max(0, len(names) - _KEPT_VERSIONS)]:
+                os.unlink(os.path.join(folder, name))
             handle, temporary = tempfile.mkstemp(dir=folder)
+            compiled = marshal.dumps(codes)
             with os.fdopen(handle, "wb") as out:
-                out.write(marshal.dumps(self._codes))
+                out.write(hashlib.sha256(compiled).digest() + compiled)
             os.replace(temporary, self._path)
+            temporary = None
         except OSError:
             pass  # a full or read-only disk: the operation itself will say so where it matters
+        if temporary is not None:
+            os.unlink(temporary)
+        return codes
 
     def _compile(self, name):
         return compile(self._sources[name], "<deployctl agent>/%s.py" % name, "exec")

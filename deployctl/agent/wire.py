@@ -90,6 +90,8 @@ class Wire:
                     control = json.loads(line.decode("utf-8"))
                 except ValueError:
                     continue  # a torn line of a dying link
+                if not isinstance(control, dict):
+                    continue  # likewise: the rest of one may be JSON by itself
                 word = control.get("control")
                 if word == "alive":
                     continue
