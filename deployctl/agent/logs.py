@@ -1,6 +1,5 @@
 """An attempt's log: its end, matches, a time range, the crash alone, or all of it; filtered here, sent as bytes."""
 
-import collections
 import mmap
 import os
 import re
@@ -10,9 +9,15 @@ from . import attempts, crash, lock
 from .failure import EXIT_USAGE, Failure
 
 _CHUNK = 1 << 18
-_STAMP = re.compile(rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+_LONGEST_LINE = 1 << 20
+# At the start of a line, or where a progress bar ended its own by a carriage return.
+_STAMP = re.compile(rb"(?m)(?:^|(?<=\r))\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _SINCE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)")
 _TICK_S = 0.05
+_STAMP_BYTES = 24
+# How often a follow asks whether the server still lives, and how long it listens to what a dead one left behind.
+_LOOK_S = 0.3
+_LAST_WORDS_S = 1.0
 
 
 def logs(context):
@@ -43,12 +48,19 @@ def logs(context):
         return dict(result, **_crash(context, attempt))
     try:
         result["log_bytes"] = os.stat(path).st_size
+        _send(context, attempt, result)
     except OSError as error:
         raise Failure(
             "the log of attempt %d cannot be read: %s: %s" % (attempt["attempt"], path, error.strerror),
             kind="log-missing",
             hint="deployctl logs --list",
         ) from error
+    return result
+
+
+def _send(context, attempt, result):
+    """Send what was asked for of a log that is there."""
+    args, path = context.args, attempt["log"]
     context.wire.event(
         "log",
         offset=args.get("from_offset"),
@@ -56,9 +68,9 @@ def logs(context):
     )
     if args.get("whole"):
         _send_range(context, path, 0, result["log_bytes"])
-        return result
+        return
     select = _Filter(args.get("grep"))
-    start = _since(path, args["since"]) if args.get("since") else 0
+    start = _since(attempt, args["since"]) if args.get("since") else 0
     lines = args.get("lines")
     if lines is None and not args.get("since") and not args.get("grep"):
         lines = 100
@@ -68,8 +80,7 @@ def logs(context):
     else:
         position = _send_tail(context, path, start, lines, select)
     if args.get("follow"):
-        _follow(context, attempt, path, position, select)
-    return result
+        _follow(context, attempt, position, select)
 
 
 def _crash(context, attempt):
@@ -81,6 +92,8 @@ def _crash(context, attempt):
         if state != attempts.CRASHED and scanner.cause() is None:
             return {"crash": None}
         found = crash.diagnose(context.state, attempt, scanner, attempt["exit"])
+        if not os.path.exists(attempt["log"]):
+            found["cause"] += " (its log is gone: %s)" % attempt["log"]
     return {"crash": found}
 
 
@@ -92,7 +105,7 @@ class _Filter:
         if pattern:
             try:
                 self._pattern = re.compile(pattern.encode("utf-8", "surrogateescape"))
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise Failure(
                     "--grep %r is not a regular expression: %s" % (pattern, error),
                     kind="usage",
@@ -112,13 +125,17 @@ class _Filter:
 def _send_range(context, path, start, end):
     with open(path, "rb") as source:
         source.seek(start)
-        while start < end and not context.wire.gone.is_set():
+        while start < end and not _nobody_listens(context):
             chunk = source.read(min(_CHUNK, end - start))
             if not chunk:
                 break
             context.wire.data(chunk)
             start += len(chunk)
     return start
+
+
+def _nobody_listens(context):
+    return context.wire.gone.is_set() or context.wire.cancelled.is_set()
 
 
 def _send_tail(context, path, start, lines, select):
@@ -129,59 +146,56 @@ def _send_tail(context, path, start, lines, select):
             start = max(start, _start_of_last(path, lines, end))
         return _send_range(context, path, start, end)
     if lines is None:
-        _each_match(path, start, end, select, _Batches(context))
-        return end
-    kept: collections.deque = collections.deque(maxlen=lines)
-    if lines:
-        _each_match(path, start, end, select, kept)
+        return _send_matches(context, path, start, end, select)
+    kept = _last_matches(context, path, start, end, lines, select)
     if kept:
         context.wire.data(b"".join(kept))
     return end
 
 
-class _Batches:
-    """Sends appended lines in chunks."""
-
-    def __init__(self, context):
-        self._wire = context.wire
-        self._held = []
-        self._size = 0
-
-    def append(self, line):
-        self._held.append(line)
-        self._size += len(line)
-        if self._size >= _CHUNK:
-            self.flush()
-
-    def flush(self):
-        if self._held:
-            self._wire.data(b"".join(self._held))
-        self._held, self._size = [], 0
-
-
-def _each_match(path, start, end, select, out):
-    """Append every kept line to `out`.
-
-    The pattern runs over whole chunks first: on a log of hundreds of megabytes that is what it can afford.
-    """
+def _send_matches(context, path, start, end, select):
+    """Send every line that the filter keeps, in batches."""
     with open(path, "rb") as source:
         source.seek(start)
         rest = b""
-        while start < end:
+        while start < end and not _nobody_listens(context):
             chunk = source.read(min(_CHUNK * 8, end - start))
             if not chunk:
                 break
             start += len(chunk)
             block = rest + chunk
             cut = block.rfind(b"\n") + 1
-            block, rest = block[:cut], block[cut:][-(1 << 20) :]
-            for line in block.splitlines(True) if b"\r" not in block else _lines(block):
-                if select.keep(line):
-                    out.append(line)
+            rest = block[cut:][-_LONGEST_LINE:]
+            kept = b"".join(line for line in _lines(block[:cut]) if select.keep(line))
+            if kept:
+                context.wire.data(kept)
         if rest and select.keep(rest):
-            out.append(rest if rest.endswith(b"\n") else rest + b"\n")
-    if isinstance(out, _Batches):
-        out.flush()
+            context.wire.data(rest + b"\n")
+    return end
+
+
+def _last_matches(context, path, start, end, wanted, select):
+    """The last `wanted` lines that the filter keeps, found from the end: what lies before them is not read."""
+    found = []
+    with open(path, "rb") as source:
+        # What was read of a line whose beginning lies further ahead; None until the end of the file is known.
+        rest = None
+        while end > start and len(found) < wanted and not _nobody_listens(context):
+            size = min(_CHUNK, end - start)
+            end -= size
+            source.seek(end)
+            block = source.read(size)
+            if rest is None:
+                rest = b""
+                block = block[:-1] if block.endswith(b"\n") else block
+            lines = (block + rest).split(b"\n")
+            rest = lines.pop(0)[-_LONGEST_LINE:] if end > start else b""
+            for line in reversed(lines):
+                if select.keep(line):
+                    found.append(line + b"\n")
+                    if len(found) == wanted:
+                        break
+    return found[::-1]
 
 
 def _lines(block):
@@ -212,39 +226,56 @@ def _start_of_last(path, lines, end):
     return 0
 
 
-def _since(path, text):
-    """Where the lines since a time begin, found by bisection over their time stamps."""
+def _since(attempt, text):
+    """Where the lines since a time begin, found by bisection over their time stamps.
+
+    Raises:
+        Failure: The text is no time, or the log has no time stamps and was written to since (exit 2).
+    """
     wanted = _moment(text)
-    size = os.stat(path).st_size
+    found = os.stat(attempt["log"])
+    size = found.st_size
     if size == 0:
         return 0
-    with open(path, "rb") as source, mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with open(attempt["log"], "rb") as source, mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if _stamp_from(content, 0, size)[1] is None:
+            return _without_stamps(attempt, wanted, found)
         low, high = 0, size
         while low < high:
             middle = (low + high) // 2
-            at, stamp = _stamp_from(content, content.rfind(b"\n", 0, middle) + 1, size)
+            at, stamp = _stamp_from(content, middle, high)
             if stamp is None or stamp >= wanted:
                 high = middle
             else:
-                low = max(at + 1, middle + 1)
-        at, stamp = _stamp_from(content, content.rfind(b"\n", 0, low) + 1, size)
+                low = at + 1
+        at, stamp = _stamp_from(content, low, size)
         return at if stamp is not None and stamp >= wanted else size
 
 
-def _stamp_from(content, at, size):
-    """(position, seconds) of the first line at or after `at` that has a time stamp; (size, None) where none has."""
-    while at < size:
-        match = _STAMP.match(content[at : at + 24])
-        if match:
-            try:
-                return at, time.mktime(time.strptime(match.group(1).decode(), "%Y-%m-%d %H:%M:%S"))
-            except (ValueError, OverflowError):
-                pass  # not a date after all
-        following = content.find(b"\n", at)
-        if following < 0:
+def _without_stamps(attempt, wanted, found):
+    """What can be said of a log without time stamps: all of it is newer than its launch, none than its last change."""
+    if wanted <= attempt["at"]:
+        return 0
+    if found.st_mtime < wanted:
+        return found.st_size
+    raise Failure(
+        "the log of attempt %d has no time stamps, --since cannot be applied to it" % attempt["attempt"],
+        kind="no-time-stamps",
+        hint="deployctl logs -n 200, or --grep",
+        exit_code=EXIT_USAGE,
+    )
+
+
+def _stamp_from(content, at, end):
+    """(position, seconds) of the first time stamp that begins a line between `at` and `end`; (end, None): none."""
+    for match in _STAMP.finditer(content, at, end + _STAMP_BYTES):
+        if match.start() >= end:
             break
-        at = following + 1
-    return size, None
+        try:
+            return match.start(), time.mktime(time.strptime(match.group(1).decode(), "%Y-%m-%d %H:%M:%S"))
+        except (ValueError, OverflowError):
+            continue  # not a date after all
+    return end, None
 
 
 def _moment(text):
@@ -271,40 +302,74 @@ def _moment(text):
     )
 
 
-def _follow(context, attempt, path, position, select):
+def _follow(context, attempt, position, select):
     """Send what is written from now on, through truncation and rotation, until nobody listens or the server is gone."""
-    inode = os.stat(path).st_ino
+    path = attempt["log"]
     rest = b""
-    idle_after_end = 0
-    context.wire.event("position", offset=position)
-    while not context.wire.cancelled.is_set():
-        try:
-            found = os.stat(path)
-        except OSError:
-            time.sleep(_TICK_S)
-            continue  # between the two steps of a rotation
-        if found.st_ino != inode or found.st_size < position:
-            context.wire.event("truncated", log=path)
-            inode, position, rest = found.st_ino, 0, b""
-        if found.st_size > position:
-            idle_after_end = 0
-            with open(path, "rb") as source:
-                source.seek(position)
-                chunk = source.read(_CHUNK)
-            position += len(chunk)
-            if select.active:
-                block = rest + chunk
-                cut = block.rfind(b"\n") + 1
-                rest = block[cut:][-(1 << 20) :]
-                chunk = b"".join(line for line in _lines(block[:cut]) if select.keep(line))
+    looked_at = ended_at = None
+    source = open(path, "rb")  # noqa: SIM115 - replaced by the next one when the log is rotated
+    try:
+        context.wire.event("position", offset=position)
+        while not _nobody_listens(context):
+            source.seek(position)
+            chunk = source.read(_CHUNK)
             if chunk:
-                context.wire.data(chunk)
-            context.wire.event("position", offset=position - len(rest))
-            continue
-        # A dead server writes no more; its last lines may still come from children.
-        if not attempts.is_alive(attempts.load(context.state, attempt["attempt"])):
-            idle_after_end += 1
-            if idle_after_end > 20:
+                position += len(chunk)
+                rest = _send_kept(context, rest + chunk, select)
+                context.wire.event("position", offset=position - len(rest))
+                ended_at = ended_at and time.monotonic()
+                continue
+            following = _begun_anew(path, source, position)
+            if following is not None:
+                # What was written to the old one between the last look and the change of names is not lost.
+                source.seek(position)
+                last = source.read() if following is not source else b""
+                _send_rest(context, _send_kept(context, rest + last, select), select)
+                context.wire.event("truncated", log=path)
+                if following is not source:
+                    source.close()
+                source, position, rest = following, 0, b""
+                continue
+            now = time.monotonic()
+            if looked_at is None or now - looked_at > _LOOK_S:
+                looked_at = now
+                is_over = attempts.state_of(attempts.load(context.state, attempt["attempt"])) in attempts.FINAL
+                ended_at = (ended_at or now) if is_over else None
+            # A dead server writes no more; its last lines may still come from children.
+            if ended_at is not None and now - ended_at > _LAST_WORDS_S:
+                _send_rest(context, rest, select)
                 context.wire.event("server-ended", attempt=attempt["attempt"])
                 return
-        time.sleep(_TICK_S)
+            context.wire.cancelled.wait(_TICK_S)
+    finally:
+        source.close()
+
+
+def _begun_anew(path, source, position):
+    """The file to go on with from its start, where the log was truncated (the same) or replaced (another)."""
+    try:
+        there = os.stat(path)
+        here = os.fstat(source.fileno())
+        if (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
+            return open(path, "rb")
+    except OSError:
+        return None  # between the two steps of a rotation, or moved away: the old file may still be written to
+    return source if here.st_size < position else None
+
+
+def _send_kept(context, block, select):
+    """Send of a block what the filter keeps; returns the unfinished line that it ends with."""
+    if not select.active:
+        context.wire.data(block)
+        return b""
+    cut = block.rfind(b"\n") + 1
+    kept = b"".join(line for line in _lines(block[:cut]) if select.keep(line))
+    if kept:
+        context.wire.data(kept)
+    return block[cut:][-_LONGEST_LINE:]
+
+
+def _send_rest(context, rest, select):
+    """Send a last line that was never finished."""
+    if rest and select.keep(rest):
+        context.wire.data(rest + b"\n")

@@ -7,7 +7,7 @@ import time
 import pytest
 from support import MemoryWire
 
-from deployctl.agent import attempts, logs
+from deployctl.agent import attempts, logs, processes
 from deployctl.agent.failure import Failure
 from deployctl.agent.main import Context, perform
 from deployctl.agent.state import State
@@ -38,7 +38,7 @@ class LogHost:
             "patches": [],
             "log": str(path),
             "marker": f"none:{number}",
-            "machine": "elsewhere",
+            "machine": processes.machine_id(),
             "boot_id": "b",
             "at": time.time(),
             "by": "ann",
@@ -131,7 +131,7 @@ def test_since_finds_nothing_newer(host):
     host.attempt(2, "b", "")
     assert host.ask(since="10m")[1] == b""
     host.attempt(3, "c", "no stamps\nat all\n")
-    assert host.ask(since="10m")[1] == b""
+    assert host.ask(since="10m")[1] == b"no stamps\nat all\n"
 
 
 def test_times_as_people_write_them(host):
@@ -265,6 +265,7 @@ def test_following_ends_with_the_server(host, running):
     """A dead server writes no more: said so, after its last lines."""
     host.attempt(1, "a", "last\n")
     running["alive"] = False
+    host.state.write_json({"status": 1, "signal": None}, "attempts", 1, "exit.json")
     following = Following(host)
     following.thread.join(20)
     assert not following.thread.is_alive()
