@@ -102,6 +102,10 @@ class _Filter:
 
     def __init__(self, pattern):
         self._pattern = None
+        # A pattern that is plain text is looked for in whole blocks first: most hold nothing of it.
+        self._literal = None
+        if pattern and not set(pattern) & set("\\.^$*+?{}[]|()"):
+            self._literal = pattern.encode("utf-8", "surrogateescape")
         if pattern:
             try:
                 self._pattern = re.compile(pattern.encode("utf-8", "surrogateescape"))
@@ -119,7 +123,17 @@ class _Filter:
 
     def keep(self, line):
         """Whether to show a line; a progress bar's line counts by each of its states."""
-        return self._pattern is None or any(self._pattern.search(part) for part in line.split(b"\r"))
+        if self._pattern is None:
+            return True
+        if b"\r" not in line:
+            return self._pattern.search(line) is not None
+        return any(self._pattern.search(part) for part in line.split(b"\r"))
+
+    def of(self, block):
+        """The kept lines of a block of whole lines."""
+        if self._literal is not None and self._literal not in block:
+            return []
+        return [line for line in _lines(block) if self.keep(line)]
 
 
 def _send_range(context, path, start, end):
@@ -166,7 +180,7 @@ def _send_matches(context, path, start, end, select):
             block = rest + chunk
             cut = block.rfind(b"\n") + 1
             rest = block[cut:][-_LONGEST_LINE:]
-            kept = b"".join(line for line in _lines(block[:cut]) if select.keep(line))
+            kept = b"".join(select.of(block[:cut]))
             if kept:
                 context.wire.data(kept)
         if rest and select.keep(rest):
@@ -187,19 +201,16 @@ def _last_matches(context, path, start, end, wanted, select):
             block = source.read(size)
             if rest is None:
                 rest = b""
-                block = block[:-1] if block.endswith(b"\n") else block
-            lines = (block + rest).split(b"\n")
-            rest = lines.pop(0)[-_LONGEST_LINE:] if end > start else b""
-            for line in reversed(lines):
-                if select.keep(line):
-                    found.append(line + b"\n")
-                    if len(found) == wanted:
-                        break
-    return found[::-1]
+                block += b"" if block.endswith(b"\n") else b"\n"
+            block += rest
+            cut = (block.find(b"\n") + 1 or len(block)) if end > start else 0
+            rest = block[:cut][-_LONGEST_LINE:]
+            found = select.of(block[cut:]) + found
+    return found[max(0, len(found) - wanted) :]
 
 
 def _lines(block):
-    return [line + b"\n" for line in block.split(b"\n")[:-1]]
+    return block.splitlines(True) if b"\r" not in block else [line + b"\n" for line in block.split(b"\n")[:-1]]
 
 
 def _start_of_last(path, lines, end):
@@ -363,7 +374,7 @@ def _send_kept(context, block, select):
         context.wire.data(block)
         return b""
     cut = block.rfind(b"\n") + 1
-    kept = b"".join(line for line in _lines(block[:cut]) if select.keep(line))
+    kept = b"".join(select.of(block[:cut]))
     if kept:
         context.wire.data(kept)
     return block[cut:][-_LONGEST_LINE:]
