@@ -1,5 +1,6 @@
 """launch, wait, smoke, stop, clean, status and the other operations that ask each host once."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,18 @@ from typing import Any
 from deployctl.domain.attempt import command_difference, launch_args, relaunch_tag
 from deployctl.domain.inventory import Host, Profile
 from deployctl.domain.report import HostReport, Report
-from deployctl.errors import EXIT_CRASHED, DeployError, Interrupted, LinkLost, Unreachable, UsageError
+from deployctl.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_NOT_READY,
+    EXIT_OK,
+    EXIT_SMOKE,
+    DeployError,
+    Interrupted,
+    LinkLost,
+    Unreachable,
+    UsageError,
+    worst_exit,
+)
 from deployctl.remote.client import Exchange
 from deployctl.workflows.run import Run
 
@@ -150,44 +162,67 @@ def _launch_ranks(
     first = hosts[0].name
     exchanges: dict[str, Exchange] = {}
     guard = threading.Lock()
-    decided = threading.Event()
+    decision = ""
+
+    def tell(name: str, exchange: Exchange) -> None:
+        if decision == "cancel" or name != first:
+            with contextlib.suppress(DeployError):  # its own reader meets the broken link
+                exchange.control(decision)
 
     def decide(word: str) -> None:
-        decided.set()
+        nonlocal decision
         with guard:
-            others = list(exchanges.items())
-        for name, exchange in others:
-            if word == "cancel" or name != first:
-                try:
-                    exchange.control(word)
-                except DeployError:
-                    continue  # its own reader meets the broken link
+            if decision:
+                return
+            decision = word
+            for name, exchange in exchanges.items():
+                tell(name, exchange)
 
     def one(host: Host) -> HostReport:
         def on_event(_event: Mapping[str, Any], exchange: Exchange) -> None:
             with guard:
-                exchanges[host.name] = exchange
+                if exchanges.get(host.name) is not exchange:
+                    exchanges[host.name] = exchange
+                    if decision:
+                        tell(host.name, exchange)  # it was still connecting when the others decided
 
-        failed = True
+        # A server that answers wrongly lives, and so do its ranks.
+        word = "cancel"
         try:
             report = _launch_one(run, host, plans[host.name], on_event)
-            failed = report.exit_code != 0
+            if report.exit_code in (EXIT_OK, EXIT_SMOKE):
+                word = "enough"
             return report
         finally:
-            if failed and not decided.is_set():
-                decide("cancel")
-            elif host.name == first:
-                decide("enough")
+            if word == "cancel" or host.name == first:
+                decide(word)
 
     report = run.each(hosts, one, command="launch", detaches=True)
-    if report.exit_code != 0 and not run.interrupted.is_set():
-        crashed = [outcome.name for outcome in report.hosts if outcome.exit_code == EXIT_CRASHED]
-        if crashed:
-            # Ranks that survive hang in NCCL and hold their GPUs.
-            stopped = ask_each(run, "stop", hosts)
-            extra = {"ended_together": {outcome.name: outcome.status for outcome in stopped.hosts}}
-            return Report(command="launch", hosts=report.hosts, extra=extra)
-    return report
+    if run.interrupted.is_set() or report.exit_code == EXIT_OK:
+        return report
+    outcomes = [_with_the_others(host, report) for host in report.hosts]
+    if all(host.exit_code in (EXIT_OK, EXIT_SMOKE, EXIT_NOT_READY) for host in outcomes):
+        return Report(command="launch", hosts=tuple(outcomes))
+    # Ranks that survive hang in NCCL and hold their GPUs.
+    stopped = ask_each(run, "stop", hosts)
+    extra = {"ended_together": {outcome.name: outcome.status for outcome in stopped.hosts}}
+    return Report(command="launch", hosts=tuple(outcomes), extra=extra)
+
+
+def _with_the_others(host: HostReport, report: Report) -> HostReport:
+    """A rank that we let go because another failed: nobody pressed Ctrl-C, the other's failure is its own too."""
+    if host.exit_code != EXIT_INTERRUPTED:
+        return host
+    failed = [other for other in report.hosts if other.exit_code not in (EXIT_OK, EXIT_INTERRUPTED)]
+    code = worst_exit([other.exit_code for other in failed])
+    why = next((other for other in failed if other.exit_code == code), host)
+    left = code in (EXIT_SMOKE, EXIT_NOT_READY)
+    error = {
+        "kind": "other-rank",
+        "message": f"the rank on {why.name} {why.status}: this one was {'left running' if left else 'ended with it'}",
+        "hint": (why.error or {}).get("hint") or "deployctl logs",
+    }
+    return replace(host, status=host.status if left else "stopped", exit_code=code, error=error)
 
 
 def relaunch(run: Run, hosts: Sequence[Host]) -> Report:

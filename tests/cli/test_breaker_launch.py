@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from rig import Rig
-from sshd_rig import Relay, until
+from sshd_rig import Relay, free_port, until
 
 from deployctl.cli.show_logs import _Printer
 from deployctl.domain.report import HostReport, Report
@@ -229,3 +229,63 @@ def on_a_terminal(rig: Rig, *words: str) -> bytes:
     os.close(master)
     process.wait(30)
     return bytes(shown)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Two hosts of one machine, and a profile of two ranks."""
+    folders = f"state_dir: {tmp_path}/second, log_dir: {tmp_path}/logs"
+    second = f"  second: {{{{address: 127.0.0.1, port: {{port}}, {folders}}}}}"
+    with Rig(tmp_path, load_s=1.5, more_hosts=second) as rig:
+        single = rig.write_hosts
+
+        def write_hosts(port: int | None = None) -> None:
+            single(port)
+            file = rig.work / "hosts.yaml"
+            file.write_text(
+                file.read_text()
+                .replace("    smoke: {", "    nodes: 2\n    engine: sglang\n    smoke: {")
+                .replace('["{python}", -m, sglang.launch_server]', f'["{{python}}", {program}]')
+                .replace("      standin-load:", f"{ranks}      standin-load:")
+            )
+
+        # Two ranks on one machine cannot serve the same port: the second takes another.
+        program = tmp_path / "rank.py"
+        program.write_text(
+            "import runpy, sys\n"
+            "if sys.argv[sys.argv.index('--node-rank') + 1] == '1':\n"
+            f"    sys.argv += ['--port', '{free_port()}']\n"
+            "runpy.run_module('sglang.launch_server', run_name='__main__')\n"
+        )
+        ranks = f'      dist-init-addr: "127.0.0.1:{free_port()}"\n      tp-size: 2\n'
+        rig.write_hosts = write_hosts
+        rig.write_hosts()
+        yield rig
+        rig.run("stop", "--host", "second")
+
+
+def test_ranks_that_another_takes_along_are_no_ctrl_c(pair):
+    """Rank 0 dies in the load: exit 6 and not 130, the other rank is ended and says with whom, nothing is left."""
+    result = pair.json("launch", "-t", "a", "-H", "10.1.230.174,second", "--", "--standin-mode", "die")
+    assert 6 == result["exit_code"]
+    assert {6} == {host["exit"] for host in result["hosts"].values()}
+    assert "crashed" == result["hosts"]["10.1.230.174"]["status"]
+    left = pair.json("status", "-H", "10.1.230.174,second")["hosts"]
+    assert [None, None] == [host["server"] for host in left.values()]
+
+
+def test_ranks_whose_first_cannot_start_are_ended(pair):
+    """Rank 0's port is taken: exit 10, and the other rank does not load on for nobody."""
+    with socket.create_server(("127.0.0.1", pair.server_port)):
+        result = pair.json("launch", "-t", "a", "-H", "10.1.230.174,second")
+    assert 10 == result["exit_code"]
+    left = pair.json("status", "-H", "10.1.230.174,second")["hosts"]
+    assert [None, None] == [host["server"] for host in left.values()]
+
+
+def test_ranks_of_a_server_that_answers_wrongly_live_on(pair):
+    """The smoke fails: exit 7, both ranks are left running."""
+    result = pair.json("launch", "-t", "a", "-H", "10.1.230.174,second", "--", "--standin-mode", "garbage")
+    assert (7, "smoke_failed") == (result["exit_code"], result["hosts"]["10.1.230.174"]["status"])
+    left = pair.json("status", "-H", "10.1.230.174,second")["hosts"]
+    assert [True, True] == [host["server"] is not None for host in left.values()]
