@@ -24,7 +24,7 @@ SCRIPT_MARKER = "DEPLOYCTL_TRANSACTION"
 def script_mark(state, transaction):
     """The marker's value: one transaction of one state directory.
 
-    One push to two packages of one machine carries the same id to both.
+    Ids are words of the client: another package's state on this machine may know the same one.
     """
     home = os.path.realpath(state.root).encode("utf-8", "surrogateescape")
     return "%s.%s" % (transaction, hashlib.sha256(home).hexdigest()[:16])

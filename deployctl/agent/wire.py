@@ -12,6 +12,8 @@ import time
 # The client sends a line at least every 10 s; past this silence it counts as gone.
 CLIENT_SILENCE_S = 45.0
 HEARTBEAT_S = 10.0
+# A signal sets `cancelled` without waking anybody: its handler must not take locks.
+_SIGNAL_S = 0.5
 
 
 class Wire:
@@ -128,4 +130,4 @@ class Wire:
                 left = end - time.monotonic()
                 if self.cancelled.is_set() or left <= 0:
                     return None
-                self._wakeup.wait(left)
+                self._wakeup.wait(min(left, _SIGNAL_S))

@@ -158,7 +158,7 @@ def test_a_script_that_cannot_be_ended(near, monkeypatch):
 
 
 def test_a_script_of_another_state_is_left_alone(near):
-    """One push to two packages of a machine has one id: the recovery of one does not end the other's script."""
+    """Ids are the clients' words: a recovery does not end the script of another package's transaction of that id."""
     kill_half_way(near)
     transaction = journal.read(make_context(near, "status").state)["transaction"]
     state = State(str(near.root / "another state"))

@@ -103,6 +103,18 @@ def test_signals_cancel(serve, number):
     assert "cancelled" == frames(serve("waits", waits)[0])[-1]["result"]["status"]
 
 
+def test_a_signal_ends_the_wait_for_the_word(serve):
+    """SIGTERM while a push waits for the other hosts: not after five minutes, but now."""
+
+    def waits(context):
+        threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGTERM]).start()
+        return {"status": "deaf" if context.wire.await_control(("commit",), 300) else "cancelled"}
+
+    began = time.monotonic()
+    assert "cancelled" == frames(serve("waits", waits)[0])[-1]["result"]["status"]
+    assert time.monotonic() - began < 60
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGPIPE])
 def test_a_lost_terminal_does_not_end_the_agent(serve, number):
     """It goes on to finish or undo; the wire notices by itself that nobody is there."""
