@@ -484,3 +484,70 @@ def test_a_plan_can_be_applied_as_a_patch(near):
     result = perform_push(near, "b/v1", plan)
     assert "pushed" == result["status"], result
     assert wanted == everything(near.package)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "targets", "body", "words"),
+    [
+        (
+            "(srt / 'x.py').symlink_to(root / 'no/x.py')",
+            ["srt/x.py"],
+            "(srt / 'x.py').write_text('')",
+            "no/x.py, which",
+        ),
+        (
+            "(root / 'out').mkdir()\n(root / 'out/m.py').write_text('M = 1')\n(srt / 'l').symlink_to(root / 'out')",
+            ["srt/l/"],
+            "(srt / 'l').mkdir()\n(srt / 'l/m.py').write_text('M = 2')",
+            "srt/l is a symbolic link",
+        ),
+        (
+            "(srt / 't').write_text('')",
+            ["srt/t", "srt/t/"],
+            "(srt / 't').unlink()\n(srt / 't').mkdir()\n(srt / 't/a.py').write_text('')",
+            "srt/t is no folder",
+        ),
+        (
+            "(srt / 'd').mkdir()\n(srt / 'd/a.py').write_text('')",
+            ["srt/d", "srt/d/"],
+            "(srt / 'd/a.py').unlink()\n(srt / 'd').rmdir()\n(srt / 'd').write_text('')",
+            "srt/d cannot be written: it is a folder",
+        ),
+        ("os.mkfifo(srt / 'p.py')", ["srt/p.py"], "(srt / 'p.py').write_text('')", "no ordinary file"),
+        (
+            "(srt / 'w.py').symlink_to('worker.py')",
+            ["srt/worker.py"],
+            "(srt / 'worker.py').write_text('W = 2')",
+            "srt/w.py and srt/worker.py are one file",
+        ),
+    ],
+)
+@pytest.mark.parametrize("below", ["nothing", "a live script"])
+def test_what_stands_in_the_way_is_named(near, prepare, targets, body, words, below):
+    """Links, folders and pipes where a file should go: refused before the swap; nothing outside is written, nothing
+    is made of a link that a rollback could not make again. Likewise when a live script above needs the files there."""
+    exec(prepare, {"os": os, "srt": near.package / "srt", "root": near.root})
+    if below == "a live script":
+        series = "a/v2"
+        assert "pushed" == perform_push(near, "a/v1", threshold(5), adopt=True)["status"]
+        assert "pushed" == perform_push(near, "l/v1", "open('version.py', 'a').write('L = 1\\n')\n")["status"]
+    else:
+        series = "a/v1"
+    before, outside = everything(near.package), sorted(near.root.glob("[no]*/**"))
+    result = perform_push(near, series, edit(targets, f"srt = root / 'srt'\n{body}\n"), adopt=True)
+    assert ("failed", 1, "in-the-way") == (result["status"], result["exit"], result["error"]["kind"]), result
+    assert words in result["error"]["message"]
+    assert before == everything(near.package)
+    assert outside == sorted(near.root.glob("[no]*/**"))
+
+
+def test_files_that_are_one_by_links_change_alike(near):
+    """Both declared and changed to the same content: pushed and rolled back; the link stays a link."""
+    (near.package / "srt/w.py").symlink_to("worker.py")
+    before = everything(near.package)
+    body = "for n in 'w', 'worker':\n    (root / f'srt/{n}.py').write_text('W = 2')\n"
+    assert "pushed" == perform_push(near, "a/v1", edit(["srt/w.py", "srt/worker.py"], body), adopt=True)["status"]
+    assert (near.package / "srt/w.py").is_symlink()
+    assert "W = 2" == (near.package / "srt/worker.py").read_text()
+    assert "rolled_back" == perform(near, "rollback", transaction="x")["status"]
+    assert before == everything(near.package)
