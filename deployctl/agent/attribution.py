@@ -27,6 +27,16 @@ def added_lines(state, release, paths=None):
     return result
 
 
+def line_of(state, release, path, number):
+    """The text of a line as the release has it, stripped; "" where it has no such line.
+
+    A traceback shows the file as it is at that moment: after a rollback under a running server, another text.
+    """
+    change = release["files"].get(path)
+    lines = _lines(state, change["sha"]) if change else []
+    return lines[number - 1].strip().decode("utf-8", "backslashreplace") if 0 < number <= len(lines) else ""
+
+
 def _lines(state, sha):
     return objects.read(state, sha).split(b"\n") if sha is not None else []
 
@@ -44,7 +54,9 @@ def _carry(before, after, owners, reference):
     carried.update({line + shift: owner for line, owner in owners.items() if line > len(before) - tail})
     middle_before = before[head : len(before) - tail]
     middle_after = after[head : len(after) - tail]
-    matcher = difflib.SequenceMatcher(None, middle_before, middle_after, autojunk=False)
+    # In files of thousands of lines blank lines and lone brackets are no anchors: with them a crash would be named a
+    # second later for each file.
+    matcher = difflib.SequenceMatcher(None, middle_before, middle_after, autojunk=True)
     for tag, old_from, old_to, new_from, new_to in matcher.get_opcodes():
         if tag == "equal":
             for offset in range(old_to - old_from):

@@ -7,6 +7,7 @@ import collections
 import mmap
 import os
 import re
+import signal
 from typing import Any
 
 from . import attribution, releases
@@ -19,6 +20,15 @@ _CHAIN = re.compile(
     rb"The above exception was the direct cause of the following exception):"
 )
 _HIT = re.compile(rb"hit an exception")
+# How an exception's own line begins: told from other ranks' lines that were printed in between.
+_EXCEPTION = re.compile(rb"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Failed|Failure|Timeout|Full|Empty)\b")
+# Python draws groups of exceptions as a tree, from 3.11 on.
+_GROUP = re.compile(rb"^ +\+ Exception Group Traceback ")
+_BRANCH = re.compile(rb"^ +(?:\| ?|\+ )(.*)")
+_FORK = re.compile(rb"^ +\+[-+]+( (?P<number>\d+) -+)?$")
+# What the fault handler of a process says that dies in native code, innermost frame first.
+_FAULT = re.compile(rb"^Current thread 0x[0-9a-f]+ .*\(most recent call first\):")
+_FAULT_FRAME = re.compile(rb'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
 # A line after which the server does not come back.
 _TERMINAL = re.compile(
     rb"(Scheduler|Detokenizer\w*|TpModelWorker\w*|DataParallelController|TokenizerManager)[^:]{0,40} hit an exception"
@@ -29,7 +39,7 @@ _TERMINAL = re.compile(
 # One line that is a cause by itself, most telling first. None begins with `.*`: on a long line that takes the square of
 # its length, and a line may hold a whole request.
 _SINGLE = (
-    re.compile(rb"^\S+( \S+)?: error: .+"),
+    re.compile(rb"^[^\s:()]+( [^\s:()]+)?: error: .+"),  # argparse
     re.compile(rb"\[Errno 98\].*|[Aa]ddress already in use.*|Port \S+ is already in use.*"),
     re.compile(rb"Not enough memory\. Please try to increase.*"),
     re.compile(rb"Capture cuda graph failed:.*"),
@@ -37,6 +47,7 @@ _SINGLE = (
     re.compile(rb"Out of memory even after retracting.*"),
     re.compile(rb"Scheduler watchdog timeout.*"),
     re.compile(rb"Watchdog caught collective operation timeout.*"),
+    re.compile(rb"what\(\): .*"),
     re.compile(rb"Fatal Python error: .*|terminate called .*|Segmentation fault.*"),
     re.compile(rb"Subprocess \S+ \(pid=\d+\) crashed with exit code.*"),
     re.compile(rb"Rank \d+ scheduler is dead.*"),
@@ -47,18 +58,24 @@ _SINGLE = (
 _WHOLE = tuple(
     rank for rank, pattern in enumerate(_SINGLE) if re.search(rb"already in use|CUDA out|No module", pattern.pattern)
 )
+_RANK_DEAD, _EXIT_CODE = (
+    next(rank for rank, pattern in enumerate(_SINGLE) if pattern.pattern.startswith(begin))
+    for begin in (b"Rank", b"Exit code")
+)
+_KILLED = re.compile(r"[Ee]xit code:? -(\d+)")
 _SECONDARY = re.compile(
     rb"DistBackendError|Gloo|gloo|Connection (closed|reset)|BrokenPipeError|EOFError|KeyboardInterrupt|NCCL error"
 )
 # Signs of life: whatever traceback came before them was survived.
 _PROGRESS = re.compile(
     rb"Decode batch|Prefill batch|Load weight (begin|end)|Capture .*graph (begin|end)|Memory pool end"
-    rb"|Uvicorn running|fired up and ready"
+    rb'|Uvicorn running|fired up and ready|HTTP/[\d.]+" 200'
 )
 _LONGEST = 4096
 _MOST_FRAMES = 200
 _MOST_BLOCKS = 40
 _WINDOW = 4 << 20
+_MOST_INTERRUPTIONS = 100
 
 Frame = collections.namedtuple("Frame", "file line function text")
 
@@ -89,11 +106,18 @@ class CrashScanner:
         self._singles = {}
         self._open: Any = None
         self._chained = False
+        self._interrupted = 0
+        self._in_group = False
+        self._in_fault = False
+        self._fault_frames = []
+        self._had_usage = False
 
     def feed(self, line):
         """Read one line (bytes, without its end)."""
         if line.strip():
             self.tail.append(line[:2000])
+        if self._in_group or _GROUP.match(line):
+            line = self._of_group(line)
         if self.terminal is None and _TERMINAL.search(line):
             self.terminal = line
         traceback = _TRACEBACK.search(line)
@@ -105,12 +129,14 @@ class CrashScanner:
         if _CHAIN.match(line) and self._blocks:
             self._chained = True
             return
-        if not line.strip():
+        if not line.strip() or self._of_fault(line):
             return
+        self._had_usage = self._had_usage or line.startswith(b"usage: ")
         body = _STAMP.sub(b"", line)[:_LONGEST]
         for rank, pattern in enumerate(_SINGLE):
             match = pattern.search(body)
-            if match:
+            # Compilers and others print "error:" too: argparse speaks of arguments, or has printed its usage before.
+            if match and (rank > 0 or self._had_usage or b"argument" in match.group(0)):
                 # With what stands before it on the line: an exception's name, a program's.
                 whole = rank in _WHOLE and not match.group(0).startswith(b"[Errno")
                 self._singles.setdefault(rank, (body if whole else match.group(0))[:1000])
@@ -127,7 +153,33 @@ class CrashScanner:
             if len(self._blocks) < _MOST_BLOCKS:
                 self._blocks.append(self._open)
         self._chained = False
+        self._interrupted = 0
         self._open.new_part()
+
+    def _of_group(self, line):
+        """A line of an exception group without the tree that is drawn around it; a sub-exception counts as a cause."""
+        self._in_group = line.startswith(b" ")
+        fork = _FORK.match(line)
+        if fork:
+            self._open = None
+            self._chained = fork.group("number") == b"1"
+            return b""
+        branch = _BRANCH.match(line)
+        return branch.group(1) if branch else line
+
+    def _of_fault(self, line):
+        """Whether the line is of the fault handler's stack."""
+        if _FAULT.match(line):
+            self._in_fault = not self._fault_frames
+            return True
+        match = _FAULT_FRAME.match(line) if self._in_fault else None
+        if match is None:
+            self._in_fault = False
+            return False
+        if len(self._fault_frames) < _MOST_FRAMES:
+            place = Frame(_text(match.group("file")), int(match.group("line")), _text(match.group("function")), "")
+            self._fault_frames.append(place)
+        return True
 
     def _inside(self, line):
         """Whether the line belongs to the open traceback."""
@@ -144,8 +196,14 @@ class CrashScanner:
             if frames and not frames[-1][3] and text.strip(b"^~ "):
                 frames[-1][3] = _text(text)
             return True
-        if not line.strip() or _STAMP.match(line):
+        if not line.strip():
             self._open = None
+            return False
+        if _STAMP.match(line) or ((self._interrupted or not frames) and not _EXCEPTION.match(line)):
+            # Another rank's line: several write to one log, and this traceback may go on after it.
+            self._interrupted += 1
+            if self._interrupted > _MOST_INTERRUPTIONS:
+                self._open = None
             return False
         self._open.parts[-1][1] = line[:1000]
         self._open = None
@@ -159,9 +217,14 @@ class CrashScanner:
             last = [part[1] for part in block.parts if part[1]]
             if last:
                 return _text(last[-1].strip()), frames, [[Frame(*frame) for frame in part[0]] for part in block.parts]
-        if self._singles:
-            return _text(self._singles[min(self._singles)].strip()), [], []
-        return None
+        if not self._singles:
+            return None
+        first = min(self._singles)
+        cause = _text(self._singles[first].strip())
+        if first == _RANK_DEAD and _EXIT_CODE in self._singles:
+            cause = "%s; %s" % (cause.partition(".")[0], _text(self._singles[_EXIT_CODE]))
+        stack = self._fault_frames[::-1]
+        return _explained(cause), stack, [stack]
 
     def _chosen(self):
         done = [block for block in self._blocks if any(part[1] for part in block.parts)]
@@ -172,6 +235,19 @@ class CrashScanner:
             return None  # argparse explains itself
         primary = [block for block in done if not _SECONDARY.search(block.parts[-1][1])]
         return (primary or done or [None])[0]
+
+
+def _explained(cause):
+    """A negative exit code in words."""
+    match = _KILLED.search(cause)
+    if match is None:
+        return cause
+    try:
+        name = signal.Signals(int(match.group(1))).name
+    except ValueError:
+        return cause
+    why = "; the kernel's out-of-memory killer ends processes so: dmesg" if name == "SIGKILL" else ""
+    return "%s (%s%s)" % (cause, name, why)
 
 
 def _text(raw):
@@ -185,21 +261,33 @@ def scan_log(path):
         size = os.path.getsize(path)
         if size == 0:
             return scanner
-        with open(path, "rb") as source:
-            if size > 2 * _WINDOW:
-                with mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                    at = content.find(b"hit an exception")
-                    if 0 <= at < size - _WINDOW:
-                        start = content.rfind(b"\n", 0, at) + 1
-                        for line in split(content[start : start + _WINDOW]):
-                            scanner.feed(line)
-                source.seek(size - _WINDOW)
-                source.readline()
-            for line in split(source.read(2 * _WINDOW)):
-                scanner.feed(line)
+        with open(path, "rb") as source, mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if size <= 2 * _WINDOW:
+                starts = [0]
+            else:
+                tail = size - _WINDOW
+                starts = [at for at in (content.find(b"hit an exception"),) if 0 <= at < tail] + [tail]
+            for at in starts:
+                _feed_window(scanner, content, at)
+            if scanner.cause() is None and starts[-1] > 0:
+                # Much may be printed after what killed it, such as the stacks of all threads.
+                at = content.rfind(b"Traceback (most recent call last):", 0, starts[-1])
+                if at >= 0:
+                    found = CrashScanner()
+                    _feed_window(found, content, at)
+                    if found.cause() is not None:
+                        found.terminal, found.tail = found.terminal or scanner.terminal, scanner.tail
+                        return found
     except OSError:
         pass  # the caller tells about a missing log
     return scanner
+
+
+def _feed_window(scanner, content, at):
+    """Have a scanner read some megabytes from the line on that holds `at`."""
+    start = content.rfind(b"\n", max(0, at - _LONGEST), at) + 1 or at
+    for line in split(content[start : start + 2 * _WINDOW]):
+        scanner.feed(line)
 
 
 def split(content):
@@ -263,20 +351,19 @@ def _attribute(state, attempt, flat, parts):
         owners = attribution.added_lines(state, release, names)
     described, exact, nearby = [], [], []
     for part in parts:
+        # The root exception's own frames decide; what was raised while handling it comes later.
+        decided = bool(exact)
         for frame in part:
             relative = _relative(frame.file, root) if root else None
             owner = owners.get(relative, {}).get(frame.line)
             described.append(
                 {"file": frame.file, "line": frame.line, "function": frame.function, "text": frame.text, "patch": owner}
             )
-            if owner:
+            if owner and not decided:
                 exact.append((frame, owner, relative))
             elif relative in owners:
                 refs = [layer["ref"] for layer in release["patches"] if relative in layer["files"]]
                 nearby.append((frame, refs[-1], relative))
-        if exact:
-            # The root exception's own frames decide; what was raised while handling it comes later.
-            break
     chosen = exact or nearby
     if not chosen:
         return described, None
@@ -285,7 +372,7 @@ def _attribute(state, attempt, flat, parts):
         "patch": owner,
         "file": relative,
         "line": frame.line,
-        "text": frame.text,
+        "text": attribution.line_of(state, release, relative, frame.line) or frame.text,
         "function": frame.function,
         "exact": bool(exact),
     }
