@@ -209,7 +209,7 @@ def summary(context, attempt):
         "log_bytes": log_bytes,
         "ready_seconds": verdict.get("ready_seconds"),
         "cause": crash["cause"] if crash else None,
-        "argv": attempt["argv"],
+        "argv": attempt.get("argv"),
         "host": context.host.get("name"),
     }
 

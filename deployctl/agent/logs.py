@@ -190,7 +190,7 @@ def _send_matches(context, path, start, end, select):
 
 def _last_matches(context, path, start, end, wanted, select):
     """The last `wanted` lines that the filter keeps, found from the end: what lies before them is not read."""
-    found = []
+    found: list = []
     with open(path, "rb") as source:
         # What was read of a line whose beginning lies further ahead; None until the end of the file is known.
         rest = None

@@ -159,7 +159,8 @@ def test_stop_never_says_stopped_while_something_lives(host, monkeypatch):
     assert f"1 process still lives: {stuck} (" in result["error"]["message"]
     assert [process["pid"] for process in result["survivors"]] == [stuck]
     assert [entry["attempt"] for entry in result["stopped"]] == [2]
-    assert attempts.state_of(host.attempt(1)) == "ready"
+    # Its scheduler is gone: the launcher may follow any moment, and then counts as stopped; never as crashed.
+    assert attempts.state_of(host.attempt(1)) in ("ready", "stopped")
     monkeypatch.undo()
     stopped(host)
     assert host.attempt(1)["verdict"]["state"] == "stopped"
