@@ -349,7 +349,9 @@ def _attribute(state, attempt, flat, parts):
         root = os.path.realpath(release["package_dir"])
         names = {_relative(frame.file, root) for frame in flat}
         owners = attribution.added_lines(state, release, names)
-    described, exact, nearby = [], [], []
+    described: list = []
+    exact: list = []
+    nearby: list = []
     for part in parts:
         # The root exception's own frames decide; what was raised while handling it comes later.
         decided = bool(exact)
