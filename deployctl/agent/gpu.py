@@ -168,7 +168,10 @@ def ours(state):
     found = {process.pid: (process, value) for process, value in processes.marked(known["id"] + ":")}
     numbers = {pid: (process, int(value.rpartition(":")[2])) for pid, (process, value) in found.items()}
     everyone = processes.snapshot()
-    for attempt in attempts.live(state):
+    for number in attempts.numbers(state):
+        attempt = _readable(state, number)
+        if attempt is None or not attempts.is_alive(attempt):
+            continue
         leader = attempt["run"]["pid"]
         for process in everyone.values():
             if leader in (process.pid, process.sid):
@@ -179,6 +182,14 @@ def ours(state):
     for pid in processes.spared(everyone):
         numbers.pop(pid, None)
     return numbers
+
+
+def _readable(state, number):
+    """An attempt, or None where its records are damaged: the others' processes are found all the same."""
+    try:
+        return attempts.load(state, number)
+    except Failure:
+        return None
 
 
 def report(context):

@@ -1,7 +1,7 @@
 """What runs here, at which release, and whether anybody has edited it. A part that fails is said in its place."""
 
-from . import attempts, crash, gpu, health, lock, phases, processes, releases, site, tree, watch
-from .failure import EXIT_CRASHED, EXIT_DRIFT, Failure
+from . import attempts, crash, gpu, health, lock, phases, processes, releases, site, tree
+from .failure import EXIT_CRASHED, EXIT_DRIFT
 
 _PROBE_S = 3.0
 
@@ -20,11 +20,15 @@ def status(context):
     result["drift"] = []
     if release is not None and not busy:
         result["drift"] = _part(result, lambda: _drift(context, release)) or []
-    everything = _part(result, lambda: attempts.listing(context.state)) or []
+    numbers = _part(result, lambda: attempts.numbers(context.state)) or []
+    # Each by itself: one damaged record must not hide a server that runs.
+    everything = [_part(result, lambda number=number: attempts.load(context.state, number)) for number in numbers]
+    everything = [attempt for attempt in everything if attempt is not None]
     result["server"] = _part(result, lambda: _server(context, everything))
     result["orphans"] = _part(result, lambda: _orphans(context, everything)) or []
     newest = everything[-1] if everything else None
-    result["attempt"] = attempts.summary(context, newest) if newest else None
+    summary = _part(result, lambda: attempts.summary(context, newest)) if newest else None
+    result["attempt"] = summary
     found = _part(result, lambda: gpu.report(context)) or {}
     result["gpus"] = found.get("gpus", [])
     result["holders"] = found.get("holders", [])
@@ -35,9 +39,9 @@ def status(context):
             result["error"] = _error(
                 "drift", "%d files edited by hand" % len(result["drift"]), "deployctl push --dry-run"
             )
-        elif newest is not None and attempts.state_of(newest) == attempts.CRASHED:
+        elif summary is not None and summary["state"] == attempts.CRASHED:
             result["exit"] = EXIT_CRASHED
-            result["error"] = _error("crashed", "attempt %d crashed" % newest["attempt"], "deployctl logs --crash")
+            result["error"] = _error("crashed", "attempt %d crashed" % summary["attempt"], "deployctl logs --crash")
     return result
 
 
@@ -48,7 +52,8 @@ def _error(kind, message, hint):
 def _part(result, read):
     try:
         return read()
-    except (Failure, OSError, KeyError) as error:
+    except Exception as error:
+        # Whatever it is: the other parts are wanted all the more when one is broken.
         result["problems"].append(getattr(error, "message", None) or "%s: %s" % (type(error).__name__, error))
         return None
 
@@ -120,16 +125,9 @@ def _is_ready(context, attempt, phase):
 
 def _orphans(context, everything):
     """Processes of attempts whose launcher is gone."""
-    alive = {attempt["marker"] for attempt in everything if attempts.is_alive(attempt)}
+    alive = {attempt["attempt"] for attempt in everything if attempts.is_alive(attempt)}
     return [
-        dict(processes.describe(process), attempt=int(value.rpartition(":")[2]), note="launcher dead")
-        for process, value in processes.marked(lock.machine_identity(context.state) + ":")
-        if value not in alive and not _is_keeper(process, everything)
+        dict(processes.describe(process), attempt=number, note="launcher dead")
+        for process, number in gpu.ours(context.state).values()
+        if number not in alive
     ]
-
-
-def _is_keeper(process, everything):
-    return any((attempt["run"] or {}).get("keeper_pid") == process.pid for attempt in everything)
-
-
-__all__ = ["status", "watch"]
