@@ -58,9 +58,9 @@ def package_folder():
 
 
 def refuse_foreign(path, text):
-    """Another version of this patch, or somebody else's marks, must be taken back first."""
+    """Another version of this patch must be taken back first."""
     for number, line in enumerate(text.splitlines(), 1):
-        if line.strip().startswith("# >>> ") and line.strip() != OPEN:
+        if line.strip().startswith("# >>> dynamic_spec/") and line.strip() != OPEN:
             sys.exit("%s:%d is patched already by %s: roll back first" % (path, number, line.strip()[6:]))
 
 
