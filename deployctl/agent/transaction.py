@@ -144,10 +144,11 @@ class Transaction:
         changed = tree.differences(site.expected, builder.entries)
         self._compile(changed)
         started = layers.begin_step(context, "swap")
-        self._check_space(tree.differences(builder.entries, site.entries))
+        differing = tree.differences(builder.entries, site.entries)
+        layers.check_places(site, builder.entries, differing)
+        self._check_space(differing)
         self.begin()
         builder.store()
-        differing = tree.differences(builder.entries, site.entries)
         self._refuse_edits_since(site.edited_since(differing))
         self._swapped = True
         layers.materialise(context, site, self.id, builder.entries, differing)

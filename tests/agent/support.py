@@ -233,6 +233,8 @@ def everything(package: Path) -> dict[str, tuple]:
             found[name] = ("link", os.readlink(path), path.read_bytes() if path.is_file() else None)
         elif path.is_dir():
             found[name] = ("folder", *about)
+        elif not path.is_file():
+            found[name] = ("odd", *about)
         else:
             found[name] = ("file", *about, path.read_bytes())
     return found
