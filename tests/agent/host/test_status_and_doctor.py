@@ -324,3 +324,35 @@ def test_nothing_that_run_started_is_left(box, monkeypatch):
     assert (130, "interrupted") == (result["exit"], result["error"]["kind"])
     group = int(result["output"])
     assert [] == [process for process in processes.snapshot().values() if process.pgid == group]
+
+
+def test_doctor_on_gpus_and_a_hold(gpus):
+    """Cards and holders counted; missing tools named and no failure; a hold and a release in their lines."""
+    found = checks(gpus.ask("doctor"))
+    assert (True, "1 devices, 1 cards, 0 holders") == (found["gpus"]["ok"], found["gpus"]["detail"])
+    gpus.ask("lock", action="acquire", message="measuring")
+    gpus.without("nvidia-smi", "fuser")
+    found = checks(gpus.ask("doctor"))
+    assert found["gpus"]["ok"] is None
+    assert (
+        "fuser is not installed: /proc was read instead; nvidia-smi: nvidia-smi is not installed"
+        in found["gpus"]["detail"]
+    )
+    assert (None, "held by ann: measuring") == (found["lock"]["ok"], found["lock"]["detail"])
+
+
+def test_doctor_on_a_pushed_package(box):
+    """Free lock, the release, an installed package with what is odd about it."""
+    perform(box, "status")
+    box.push("a/v1", threshold(5))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    found = checks(perform(box, "doctor", ports=[{"port": port, "argv": [], "engine": "sglang", "profile": "p"}]))
+    assert (True, "free") == (found["lock"]["ok"], found["lock"]["detail"])
+    assert (True, "release 1") == (found["journal"]["ok"], found["journal"]["detail"])
+    assert (True, "free (p)") == (found[f"port {port}"]["ok"], found[f"port {port}"]["detail"])
+    assert "fakesgl 1.2.3 (wheel)" in found["package"]["detail"]
+    os.rename(box.package, box.root / "elsewhere")
+    box.package.symlink_to(box.root / "elsewhere")
+    assert found["package"]["detail"] != checks(perform(box, "doctor"))["package"]["detail"]
