@@ -11,6 +11,7 @@ import time
 from . import attempts, gpu, launch, lock, package, releases
 from .failure import Failure
 from .state import disk_failure
+from .tools import Tool
 
 _SPARE = 64 << 20
 _SPARE_SHM = 1 << 30
@@ -170,7 +171,7 @@ def _session():
     kills = settings.get("killuserprocesses", "no").lower() in ("yes", "true", "on", "1", "y", "t")
     if not kills or user in exempt or (only and user not in only):
         return True, "servers outlive the session", ""
-    tool = gpu.Tool(["loginctl", "show-user", user, "--property=Linger"])
+    tool = Tool(["loginctl", "show-user", user, "--property=Linger"])
     if b"Linger=yes" in tool.stdout:
         return True, "servers outlive the session (%s lingers)" % user, ""
     return (

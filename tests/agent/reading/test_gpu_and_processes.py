@@ -12,7 +12,7 @@ from gpu_host import GpuHost
 from sshd_rig import until
 from support import MemoryWire
 
-from deployctl.agent import gpu, lock, processes
+from deployctl.agent import gpu, lock, processes, tools
 from deployctl.agent.failure import Failure
 from deployctl.agent.main import Context
 
@@ -96,7 +96,7 @@ def test_tools_that_hang_or_fail_are_cut_off_and_named(host):
     assert "exit status 9" in result["tools"]["nvidia-smi"]
     assert "NVIDIA-SMI has failed" in result["tools"]["nvidia-smi"]
     (host.bin / "nvidia-smi").write_text("no program")
-    assert "cannot be run" in gpu.Tool([str(host.bin / "nvidia-smi")]).problem
+    assert "cannot be run" in tools.Tool([str(host.bin / "nvidia-smi")]).problem
 
 
 def test_no_devices_and_no_tools(host):

@@ -1,0 +1,58 @@
+"""Programs of the host that may be missing, fail or hang: asked with a time limit."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+
+# A host with eight GPUs and no nvidia-persistenced takes this long to answer at times.
+_TOOL_S = 30.0
+
+
+class Tool:
+    """Runs a program with a time limit; `problem` says why its answer is missing."""
+
+    def __init__(self, argv):
+        self.problem = None
+        self.stdout = b""
+        self.stderr = b""
+        if shutil.which(argv[0]) is None:
+            self.problem = "%s is not installed" % argv[0]
+            return
+        try:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            )
+        except OSError as error:
+            self.problem = "%s cannot be run: %s" % (argv[0], error.strerror)
+            return
+        try:
+            self.stdout, self.stderr = process.communicate(timeout=_limit_s())
+        except subprocess.TimeoutExpired:
+            self.problem = "%s gave no answer within %g s" % (argv[0], _limit_s())
+            _cut_off(process)
+            return
+        # fuser says by 1 that nobody holds the files, and complains of processes that it may not look at.
+        nobody = argv[0] == "fuser" and process.returncode == 1 and not re.search(rb"(?m)^(?!Cannot ).", self.stderr)
+        if process.returncode != 0 and not nobody:
+            text = (self.stderr or self.stdout).decode("utf-8", "replace").strip().splitlines()
+            self.problem = "%s failed (exit status %d): %s" % (argv[0], process.returncode, text[-1] if text else "")
+
+
+def _cut_off(process):
+    """End a tool with all that it started; one that is stuck in the driver may not die, and is not waited for."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # it ended at this very moment
+    for stream in (process.stdout, process.stderr):
+        stream.close()
+    try:
+        process.wait(2)
+    except subprocess.TimeoutExpired:
+        process.returncode = -signal.SIGKILL  # as good as: nobody asks it again
+
+
+def _limit_s():
+    return float(os.environ.get("DEPLOYCTL_TOOL_LIMIT_S") or _TOOL_S)
