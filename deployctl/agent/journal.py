@@ -68,7 +68,7 @@ def begin(context, transaction, site, number):
         "base": site.release["base"],
         "makes": number,
         "move": releases.pointer(context.state)["move"] + 1,
-        "folders": writer.folders_of(site.package.directory, site.index["folders"]),
+        "folders": writer.folders_of(site.package.directory, [".", *site.index["folders"]]),
         "particulars": None,
     }
     context.state.write_json(entry, "journal.json")

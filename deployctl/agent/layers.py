@@ -124,6 +124,8 @@ class Builder:
             self._run(patch, content, root, staged)
         except BaseException:
             self._staging.drop()
+            before, self.touched = self.touched, True  # until the live tree has been seen to be as it was
+            self.touched = bool(site.differences_since()) or before
             raise
         found = self._staging.read()
         # Copied files are writable for the script; what counts as a change of mode is what the script itself did.
@@ -131,14 +133,15 @@ class Builder:
         outside = [path for path in changed if not _declared(path, patch["metadata"]["targets"])]
         if outside:
             raise _undeclared(patch, outside)
+        before, self.touched = self.touched, True  # until the live tree has been seen to be as it was
         reached = self._site.differences_since()
         if reached:
-            self.touched = True
             raise Failure(
                 "%s declares targets but changed the live tree: %s" % (patch["ref"], ", ".join(reached[:10])),
                 kind="undeclared",
                 hint="let it work on its first argument (the staged folder), or remove `targets` to run it live",
             )
+        self.touched = before
         for path in changed:
             if path not in found:
                 del self.entries[path]

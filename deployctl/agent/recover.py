@@ -36,7 +36,8 @@ def recover(context):
             to, number = "reinstalled", entry["release"]
         else:
             to, number = "before", entry["release"]
-            kept = restore(context, entry, displacing=True)
+            # Only a live script may have removed the package; where none ran, somebody has uninstalled it.
+            kept = restore(context, entry, displacing=True, removed_by_us=entry["particulars"] is not None)
     except (Failure, OSError) as error:
         raise Failure(
             "an interrupted %s left %s between two releases, and it cannot be put back: %s"
@@ -78,17 +79,18 @@ def undo(context, entry, touched, displacing):
         Failure: The tree cannot be put back (exit 8); the journal stays.
     """
     kept = None
-    if touched:
-        try:
-            kept = restore(context, entry, displacing)
-        except (Failure, OSError) as error:
-            raise Failure(
-                "%s cannot be put back: %s" % (entry["package_dir"], getattr(error, "message", error)),
-                kind="needs-recovery",
-                hint="%s; then run any deployctl command on this host: it tries again"
-                % (getattr(error, "hint", "") or "mend that"),
-                exit_code=EXIT_NEEDS_RECOVERY,
-            ) from error
+    try:
+        _end_scripts(context, entry)  # what has left the script's process group would write on
+        if touched:
+            kept = restore(context, entry, displacing, removed_by_us=True)
+    except (Failure, OSError) as error:
+        raise Failure(
+            "%s cannot be put back: %s" % (entry["package_dir"], getattr(error, "message", error)),
+            kind="needs-recovery",
+            hint="%s; then run any deployctl command on this host: it tries again"
+            % (getattr(error, "hint", "") or "mend that"),
+            exit_code=EXIT_NEEDS_RECOVERY,
+        ) from error
     close(context, entry)
     return kept
 
@@ -147,17 +149,25 @@ def _was_installed_anew(context, entry):
     return True
 
 
-def restore(context, entry, displacing):
+def restore(context, entry, displacing, removed_by_us):
     """Put every file back that differs from the release before, whoever changed it.
 
     A content that is known nowhere (neither stored, nor made by the transaction) may be somebody's work: it is kept
     under STATE/displaced/.
+
+    Args:
+        context: Of the operation.
+        entry: The open journal.
+        displacing: Whether such contents are kept.
+        removed_by_us: Whether the package's folder is made again where it is gone.
 
     Returns:
         The folder of displaced files, or None.
     """
     directory, recorded = entry["package_dir"], entry["particulars"]
     wanted = releases.expected(context.state, releases.load(context.state, entry["release"], entry["base"]))
+    if removed_by_us:
+        writer.put_root_back(directory, entry["folders"])
     writer.put_folders_back(directory, entry["folders"])
     if recorded is not None:
         writer.put_links_back(directory, recorded, missing_too=True)

@@ -297,16 +297,25 @@ def folders_of(directory, paths):
 
 def put_folders_back(directory, recorded):
     """Make the folders that are gone, in the place of whatever else a script may have put there."""
-    for path in sorted(recorded):
-        mode, uid, gid = recorded[path]
+    for path in sorted(path for path in recorded if path != "."):
         full = os.path.join(directory, path)
-        if os.path.isdir(full) and not os.path.islink(full):
-            continue
-        if os.path.lexists(full):
-            os.unlink(full)
-        os.mkdir(full)
-        _give(full, uid, gid)
-        os.chmod(full, mode)
+        if not os.path.isdir(full) or os.path.islink(full):
+            _make_folder(full, *recorded[path])
+
+
+def put_root_back(directory, recorded):
+    """Make the package's own folder (`.` of the recorded ones), which a script may have removed or renamed whole."""
+    if not os.path.isdir(directory):
+        os.makedirs(os.path.dirname(directory), exist_ok=True)
+        _make_folder(directory, *recorded.get(".", (0o755, -1, -1)))
+
+
+def _make_folder(full, mode, uid, gid):
+    if os.path.lexists(full):
+        os.unlink(full)
+    os.mkdir(full)
+    _give(full, uid, gid)
+    os.chmod(full, mode)
 
 
 def put_links_back(directory, recorded, missing_too):
