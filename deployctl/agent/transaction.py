@@ -247,11 +247,10 @@ class Transaction:
             if listed is not None and (is_new or set(layer["files"]) & set(changed)):
                 named.extend(listed)
                 spoken_for |= set(layer["files"])
-        named.extend(
-            verify.module_name(path, site.package.name)
-            for path in changed
-            if path in entries and path not in spoken_for
-        )
+        own = [path for path in changed if path not in spoken_for and verify.module_name(path, site.package.name)]
+        named.extend(verify.module_name(path, site.package.name) for path in own if path in entries)
+        if any(path not in entries for path in own):
+            named.append(site.package.name)  # a module that is gone cannot be imported; the package must do without it
         asked = self._context.args.get("imports") or []
         wanted = []
         for module in dict.fromkeys([name for name in named if name] + asked):
@@ -280,6 +279,12 @@ class Transaction:
         files = {path: (before.get(path), after.get(path)) for path in changed}
         result = result_of(self._context, self._site, status, release, files, verified)
         result["warnings"] += self._warnings
+        if self._makes is not None:
+            result["warnings"] += [
+                "%s changes no file: has what it looks for gone?" % layer["ref"]
+                for layer in release["patches"]
+                if layer not in self._site.release["patches"] and not layer["files"]
+            ]
         result.update(transaction=self.id, output=self.builder.output, displaced=self._displaced)
         return result
 
