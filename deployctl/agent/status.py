@@ -37,7 +37,10 @@ def status(context):
         if result["drift"]:
             result["exit"] = EXIT_DRIFT
             result["error"] = _error(
-                "drift", "%d files edited by hand" % len(result["drift"]), "deployctl push --dry-run"
+                "drift",
+                "%d files edited by hand" % len(result["drift"]),
+                "deployctl rollback --to %d --dry-run shows the edits; with --force instead it sets them aside"
+                % result["release"],
             )
         elif summary is not None and summary["state"] == attempts.CRASHED:
             result["exit"] = EXIT_CRASHED
