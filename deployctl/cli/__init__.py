@@ -46,7 +46,8 @@ def run(argv: list[str] | None = None) -> int:
     except mistake as error:
         told: Any = error
         told.show()
-        _say_in_json(words, "usage", told.format_message(), "deployctl --help")
+        asked = told.ctx.command_path if getattr(told, "ctx", None) else "deployctl"
+        _say_in_json(words, "usage", told.format_message(), f"{asked} --help")
         return EXIT_USAGE
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1

@@ -1,10 +1,17 @@
 """What a command has to say: one result per host, and the worst of them as exit code."""
 
+import re
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deployctl.errors import DeployError, worst_exit
+
+_ON_A_HOST = re.compile(
+    r"\bdeployctl (push|launch|wait|smoke|logs|status|history|stop|clean|rollback|audit|doctor"
+    r"|lock (?:acquire|release|show))\b(?! --host)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,6 +19,8 @@ class HostReport:
     """The outcome on one host.
 
     `error` holds `kind`, `message` and `hint` where something went wrong, and `fields` whatever the command adds.
+    `where` is what the commands that are offered as the next ones need to mean this host: ` --host NAME`, or nothing
+    where they mean it anyway.
     """
 
     name: str
@@ -19,6 +28,7 @@ class HostReport:
     exit_code: int = 0
     error: Mapping[str, Any] | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
+    where: str = ""
 
     @classmethod
     def from_result(cls, name: str, result: Mapping[str, Any]) -> "HostReport":
@@ -31,6 +41,14 @@ class HostReport:
         """From an exception: the host could not be asked."""
         status = {3: "unreachable", 130: "interrupted"}.get(error.exit_code, "failed")
         return cls(name=name, status=status, exit_code=error.exit_code, error=error.as_json(), fields=fields)
+
+    def named(self) -> "HostReport":
+        """The same, its hint naming the host: without --host the command would go to the default hosts."""
+        where = f" --host {shlex.quote(self.name)}"
+        error = self.error
+        if error and error.get("hint"):
+            error = {**error, "hint": _ON_A_HOST.sub(lambda match: match[0] + where, str(error["hint"]))}
+        return replace(self, where=where, error=error)
 
     def as_json(self) -> dict[str, Any]:
         """The host's object in `--json`."""

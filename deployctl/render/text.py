@@ -93,9 +93,12 @@ def _push(host: HostReport, verbose: bool) -> list[str]:
     fields = host.fields
     stack = " + ".join(fields.get("patches") or []) or "base"
     release = fields.get("release")
-    lines = [
-        f"{_status_word(host)}  release {release} ({neutral(stack)})" if release is not None else _status_word(host)
-    ]
+    if release is None:
+        lines = [_status_word(host)]
+    elif host.status == "planned":
+        lines = [f"{_status_word(host)}  {neutral(stack)}; the host stays at release {release}"]
+    else:
+        lines = [f"{_status_word(host)}  release {release} ({neutral(stack)})"]
     if "alias_of" in fields:
         lines.append(f"  the same machine as {fields['alias_of']}")
     for changed in fields.get("files") or []:
@@ -111,7 +114,7 @@ def _push(host: HostReport, verbose: bool) -> list[str]:
     if verbose and fields.get("steps"):
         lines.append("  " + ", ".join(f"{name} {duration(seconds)}" for name, seconds in fields["steps"].items()))
     if host.status == "pushed":
-        lines.append(style("  back with: deployctl rollback", "dim"))
+        lines.append(style(f"  back with: deployctl rollback{host.where}", "dim"))
     return lines
 
 
@@ -139,7 +142,7 @@ def _launch(host: HostReport, verbose: bool) -> list[str]:
         lines += _tools(cleaned)
     lines.append(f"  log {neutral(str(fields.get('log')))}")
     if host.status == "loading":
-        lines.append(style("  come back with: deployctl wait", "dim"))
+        lines.append(style(f"  come back with: deployctl wait{host.where}", "dim"))
     return lines
 
 
@@ -226,7 +229,10 @@ def _status(host: HostReport, verbose: bool) -> list[str]:
     if orphans:
         pids = ", ".join(str(orphan["pid"]) for orphan in orphans)
         lines.append(
-            style(f"orphans   launcher dead, {len(orphans)} orphan(s): {pids}; deployctl stop ends them", "yellow")
+            style(
+                f"orphans   launcher dead, {len(orphans)} orphan(s): {pids}; deployctl stop{host.where} ends them",
+                "yellow",
+            )
         )
     for card in fields.get("gpus") or []:
         lines.append(f"gpu {card['index']}     {card['name']}  {card['used_mib']} of {card['total_mib']} MiB")
@@ -296,7 +302,8 @@ def _clean(host: HostReport, verbose: bool) -> list[str]:
         lines.append("  no GPU devices on this host")
     lines += [f"  ended pid {entry['pid']} {neutral(entry['command'][:80])}" for entry in fields.get("ended") or []]
     lines += [
-        f"  kept: attempt {entry['attempt']} is a healthy server of ours (pid {entry['pid']}); deployctl stop ends it"
+        f"  kept: attempt {entry['attempt']} is a healthy server of ours (pid {entry['pid']}); "
+        f"deployctl stop{host.where} ends it"
         for entry in fields.get("kept") or []
     ]
     lines += [f"  spared pid {entry['pid']} {neutral(entry['command'][:80])}" for entry in fields.get("spared") or []]

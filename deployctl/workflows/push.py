@@ -110,7 +110,7 @@ def _transact(
 
     report = run.each(hosts, one, command=operation)
     if together and report.exit_code != 0:
-        report = _undo_committed(run, report, hosts)
+        report = run.named(_undo_committed(run, report, hosts), hosts)
     return report
 
 

@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Any
 
 from deployctl.domain.inventory import Host, Inventory
 from deployctl.domain.report import HostReport, Report
-from deployctl.errors import DeployError, Interrupted, LinkLost, Unreachable
+from deployctl.errors import DeployError, Interrupted, LinkLost, Unreachable, UsageError
 from deployctl.remote.bundle import bundle_for as prepare
 from deployctl.remote.client import Exchange, Request
 from deployctl.transport import Transport, connect
@@ -243,7 +244,16 @@ class Run:
                     hint=_AFTER_INTERRUPT_HINT if asked else "",
                 )
                 reports.append(HostReport.from_error(host.name, told))
-        return Report(command=name, hosts=_without_aliases(reports))
+        return self.named(Report(command=name, hosts=_without_aliases(reports)), hosts)
+
+    def named(self, report: Report, hosts: Sequence[Host]) -> Report:
+        """A report whose hints name their hosts, unless these are the ones that a command without --host means."""
+        try:
+            if [host.name for host in self.inventory.select([])] == [host.name for host in hosts]:
+                return report
+        except UsageError:
+            pass  # there are none
+        return replace(report, hosts=tuple(host.named() for host in report.hosts))
 
     def _gather(self, futures: Mapping[Future[HostReport], Host], patience_s: float) -> None:
         """Wait for all; on Ctrl-C ask every host to stop, and wait for what those say that are connected."""

@@ -20,7 +20,9 @@ def write(rig: Rig, name: str, body: str, *, live: bool = False, more: str = "")
     """Write a patch of the series `odd`; returns its reference."""
     path = rig.work / "patches" / "odd" / f"{name}.py"
     path.parent.mkdir(exist_ok=True)
-    path.write_text((LIVE if live else STAGED.format(more=more)) + f"live = pathlib.Path({str(rig.package)!r})\n" + body)
+    path.write_text(
+        (LIVE if live else STAGED.format(more=more)) + f"live = pathlib.Path({str(rig.package)!r})\n" + body
+    )
     return f"odd/{name}"
 
 
@@ -77,7 +79,9 @@ def test_a_module_that_is_taken_away_must_not_be_missed(rig):
 
 def test_a_patch_that_changes_nothing_says_so(rig):
     """A replacement whose anchor has gone ends well and does nothing: the worst way to test a patch."""
-    body = "path = pathlib.Path(sys.argv[1]) / 'version.py'\npath.write_text(path.read_text().replace('nowhere', 'x'))\n"
+    body = (
+        "path = pathlib.Path(sys.argv[1]) / 'version.py'\npath.write_text(path.read_text().replace('nowhere', 'x'))\n"
+    )
     reference = write(rig, "idle", body)
     done = rig.run("push", "--patch", reference)
     assert 0 == done.returncode, done.stderr
@@ -98,3 +102,35 @@ def test_the_hint_after_a_check_for_drift_shows_the_edits(rig):
     shown = rig.run("rollback", "--to", "1", "--dry-run")
     assert 9 == shown.returncode
     assert "+# by hand" in shown.stdout
+
+
+SECOND = "  other: {{address: 127.0.0.1, port: {port}, state_dir: /nowhere/of/ours}}\n"
+
+
+def test_the_commands_that_are_offered_mean_the_host_they_stand_under(tmp_path):
+    """Without --host they would go to the default hosts: a rollback or a release of a lock on another machine."""
+    second = SECOND.replace("/nowhere/of/ours", str(tmp_path / "second-state"))
+    with Rig(tmp_path, more_hosts=second) as rig:
+        other = ("--host", "other")
+        pushed = rig.run("push", "--patch", "v3", *other)
+        assert "back with: deployctl rollback --host other\n" in pushed.stdout
+        rig.run("lock", "acquire", "-m", "mine", *other)
+        rig.environment["DEPLOYCTL_OPERATOR"] = "bob@example.org"
+        locked = rig.json("push", "--patch", "v2", *other)["hosts"]["other"]
+        assert "locked" == locked["status"]
+        assert locked["error"]["hint"].endswith("deployctl lock release --host other --force")
+        assert "deployctl launch --log-tag TAG" == rig.host("logs")["error"]["hint"]
+
+
+def test_a_dry_run_does_not_call_the_plan_a_release(rig):
+    """The stack that would be stands beside the release that stays."""
+    planned = rig.run("push", "--patch", "v3", "--dry-run")
+    assert planned.stdout.splitlines()[0] == "planned  dynamic_spec/v3; the host stays at release 0"
+
+
+def test_a_mistyped_command_is_told_its_own_help(rig):
+    """The one JSON object of a usage error points at that command's help."""
+    told = rig.json("push")
+    assert (2, "deployctl push --help") == (told["exit_code"], told["error"]["hint"])
+    told = rig.json("lock", "acquire")
+    assert (2, "deployctl lock acquire --help") == (told["exit_code"], told["error"]["hint"])
