@@ -229,7 +229,8 @@ class Transaction:
         for bytes_needed, place in needed.values():
             usage = os.statvfs(place)
             free = usage.f_bavail * usage.f_frsize
-            if free < bytes_needed + min(_SPARE_BYTES, bytes_needed):
+            bytes_needed += min(_SPARE_BYTES, bytes_needed)
+            if free < bytes_needed:
                 raise Failure(
                     "no space left on %s: %d KiB are needed, %d KiB are free"
                     % (place, bytes_needed // 1024, free // 1024),
