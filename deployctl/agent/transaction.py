@@ -229,11 +229,11 @@ class Transaction:
         for bytes_needed, place in needed.values():
             usage = os.statvfs(place)
             free = usage.f_bavail * usage.f_frsize
-            bytes_needed += min(_SPARE_BYTES, bytes_needed)
-            if free < bytes_needed:
+            with_spare = bytes_needed + min(_SPARE_BYTES, bytes_needed)
+            if free < with_spare:
                 raise Failure(
                     "no space left on %s: %d KiB are needed, %d KiB are free"
-                    % (place, bytes_needed // 1024, free // 1024),
+                    % (place, with_spare // 1024, free // 1024),
                     kind="disk-full",
                     hint="free some space there (df -h %s)" % place,
                 )
