@@ -240,13 +240,19 @@ def _connect(
             f"a private key of {where} is encrypted, and there is no agent that holds it", hint="ssh-add the key"
         ) from error
     except paramiko.AuthenticationException as error:
+        broke = "saw EOF" in str(error) and not _farewell(client)
         client.close()
+        if broke:
+            raise _broke_off(where) from error
         raise AuthenticationError(
             f"authentication failed for {where}, {offered} keys offered: {error}",
             hint=f"try: ssh -p {options.port} {options.user}@{options.hostname} true",
         ) from error
     except paramiko.SSHException as error:
+        broke = "No existing session" in str(error) and not _farewell(client)
         client.close()
+        if broke:
+            raise _broke_off(where) from error
         raise _ssh_failure(error, where, offered, target, options) from error
     except (OSError, EOFError) as error:
         client.close()
@@ -256,6 +262,15 @@ def _connect(
     transport.set_keepalive(_KEEPALIVE_S)
     _bound_dead_peer(transport.sock, target.dead_peer_s)
     return client
+
+
+def _farewell(client: "paramiko.SSHClient") -> str:
+    """What the server said when it hung up; empty where the link ended without a word."""
+    return str(getattr(client.get_transport(), "farewell", ""))
+
+
+def _broke_off(where: str) -> DeployError:
+    return _Transient(f"the connection to {where} broke while logging in", hint="the same command again")
 
 
 def _reach(target: Target, options: ssh_config.SshOptions, way: "list[paramiko.SSHClient]") -> Any:
@@ -324,6 +339,13 @@ def _transport_class(options: ssh_config.SshOptions) -> Any:
     types = [entry.type for entry in host_keys.known_keys(name, options.known_hosts) if not entry.marker]
 
     class KnownFirst(paramiko.Transport):
+        # A server that has had enough of wrong keys says so; paramiko forgets it, and a cut link looks the same then.
+        farewell = ""
+
+        def _parse_disconnect(self, m: Any) -> None:
+            m.get_int()
+            self.farewell = m.get_text() or "no reason given"
+
         @property
         def preferred_keys(self) -> Any:
             offered = super().preferred_keys

@@ -1,9 +1,12 @@
 """The SSH transport against real OpenSSH servers: configuration, keys, shells, volume, limits, broken links."""
 
 import base64
+import contextlib
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -207,9 +210,9 @@ def test_wrong_keys_are_counted(server, tmp_path, monkeypatch):
     with pytest.raises(AuthenticationError, match=r"encrypted|1 keys offered"):
         ping(target(server))
     agent = subprocess.run(["ssh-agent", "-s"], check=True, capture_output=True, text=True).stdout
-    socket = agent.split("SSH_AUTH_SOCK=")[1].split(";")[0]
+    agent_socket = agent.split("SSH_AUTH_SOCK=")[1].split(";")[0]
     pid = agent.split("SSH_AGENT_PID=")[1].split(";")[0]
-    monkeypatch.setenv("SSH_AUTH_SOCK", socket)
+    monkeypatch.setenv("SSH_AUTH_SOCK", agent_socket)
     try:
         for number in range(8):
             many = tmp_path / f"k{number}"
@@ -365,3 +368,39 @@ def test_a_slow_link_is_not_a_dead_one(server):
     with Relay(server.port, delay_s=0.4) as relay:
         server.known_hosts.write_text(f"[127.0.0.1]:{relay.port} {server.host_key_line}\n")
         assert ping(target(server, port=relay.port, connect_timeout_s=15))["status"] == "ok"
+
+
+class _Cutting(Relay):
+    """A relay that cuts its first link after so many bytes from the client, and carries the next ones whole."""
+
+    def __init__(self, target_port: int, after_bytes: int) -> None:
+        self._left = after_bytes
+        super().__init__(target_port)
+
+    def _link(self, near) -> None:
+        left, self._left = self._left, 0
+        if left:
+            # Either end may hang up first: the client after its last byte, the server on a broken message.
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._target)) as far, near:
+                threading.Thread(target=self._pump, args=(far, near), daemon=True).start()
+                while left > 0 and (chunk := near.recv(min(left, 64))):
+                    far.sendall(chunk)
+                    left -= len(chunk)
+                near.shutdown(socket.SHUT_RDWR)
+            return
+        super()._link(near)
+
+
+@pytest.mark.parametrize("after_bytes", range(64, 3264, 320))
+def test_a_login_that_is_cut_off_is_tried_again(server, after_bytes):
+    """Wherever the link breaks on the way in, nobody has refused a key: the next try gets in.
+
+    Behind the login a cut is a lost link, and for the caller to judge.
+    """
+    with _Cutting(server.port, after_bytes) as relay:
+        server.known_hosts.write_text(f"[127.0.0.1]:{relay.port} {server.host_key_line}\n")
+        with SshTransport(target(server, port=relay.port)) as transport:
+            try:
+                assert until(lambda: transport.open(["/bin/echo", "in"]).receive(5.0), 20) == b"in\n"
+            except LinkLost:
+                assert server.connections() == 1
