@@ -48,14 +48,17 @@ def configure(server_args, args):
     """
     from sglang.srt.speculative.adaptive_spec_params import adaptive_unsupported_reason
 
+    threshold, steps = args.speculative_disable_batch_threshold, args.speculative_num_steps
+    path = path_of(threshold, steps)
+    if args.speculative_adaptive and args.speculative_adaptive_config == path:
+        return  # arguments that were resolved before and are made again
     faults = faults_of(args)
     reason = adaptive_unsupported_reason(server_args)
     if reason is not None:
         faults.append(reason)
     if faults:
         raise ValueError(f"{FLAG} does not work with: {'; '.join(faults)}")
-    threshold = args.speculative_disable_batch_threshold
-    path = write(adaptive_config(threshold, args.speculative_num_steps))
+    write(path, adaptive_config(threshold, steps))
     if args is server_args:
         server_args.speculative_adaptive = True
         server_args.speculative_adaptive_config = path
@@ -80,15 +83,16 @@ def configure(server_args, args):
         )
 
 
-def write(config):
-    """The configuration as a file that every process of this server can read, named by what it says."""
+def path_of(threshold, steps):
+    """Where the configuration is written: a place that every process of this server can read, named by what it says."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = os.path.join(cache, "sglang")
-    os.makedirs(folder, exist_ok=True)
-    (low, entry), (high, _none) = sorted(config.items(), key=lambda item: int(item[0]))
-    path = os.path.join(folder, f"dynspec-{entry['candidate_steps'][0]}-steps-{low}-to-{int(high) - 1}.json")
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".dynspec-")
+    return os.path.join(cache, "sglang", f"dynspec-{steps}-steps-to-batch-{threshold}.json")
+
+
+def write(path, config):
+    """Write the configuration; several servers may do so at once."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".dynspec-")
     with os.fdopen(handle, "w", encoding="ascii") as out:
         json.dump(config, out)
     os.replace(temporary, path)
-    return path
