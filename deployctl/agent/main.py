@@ -30,6 +30,7 @@ OPERATIONS = {
     "logs": "logs:logs",
     "lock": "lock:lock_operation",
     "audit": "audit:audit_operation",
+    "dossier": "dossier:dossier",
     "doctor": "doctor:doctor",
     "run": "command:run",
     "copy": "command:copy",
