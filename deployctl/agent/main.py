@@ -30,6 +30,7 @@ OPERATIONS = {
     "logs": "logs:logs",
     "lock": "lock:lock_operation",
     "audit": "audit:audit_operation",
+    "bench": "bench:bench",
     "dossier": "dossier:dossier",
     "doctor": "doctor:doctor",
     "run": "command:run",

@@ -283,7 +283,7 @@ def smoke_operation(context):
     from . import watch
 
     lock.reading(context)
-    attempt = _running(context)
+    attempt = running(context)
     smoke = context.args.get("smoke") or attempt["smoke"]
     if smoke is None:
         raise Failure(
@@ -300,11 +300,15 @@ def smoke_operation(context):
     return watch.conclude_smoke(context, attempt, watcher, run(context, attempt, smoke, burst, watcher))
 
 
-def _running(context):
-    """The attempt that is meant: the named one, else the newest that lives; it must be serving."""
-    number = context.args.get("attempt")
-    living = [] if number is not None else attempts.live(context.state)
-    attempt = living[-1] if living else attempts.choose(context.state, number)
+def running(context):
+    """The attempt that is meant: the named one, else the newest that lives; it must be serving.
+
+    Raises:
+        Failure: It is not running (exit 6 where it crashed), not ready (5), or serves nothing itself (2).
+    """
+    number, tag = context.args.get("attempt"), context.args.get("log_tag")
+    living = [] if number is not None or tag is not None else attempts.live(context.state)
+    attempt = living[-1] if living else attempts.choose(context.state, number, tag)
     state = attempts.state_of(attempt)
     if not attempts.is_alive(attempt):
         raise Failure(
@@ -317,7 +321,7 @@ def _running(context):
         raise Failure(
             "attempt %d is rank %d of its server, which answers nothing" % (attempt["attempt"], attempt["rank"]),
             kind="not-rank-0",
-            hint="deployctl smoke --host HOST-OF-RANK-0",
+            hint="deployctl %s --host HOST-OF-RANK-0" % context.operation,
             exit_code=EXIT_USAGE,
         )
     if (attempt["verdict"] or {}).get("ready_seconds") is None:

@@ -12,6 +12,7 @@ STATE/                    0700
   mirror/                 the last staged copy, to begin the next from
   objects/<aa>/<sha256>   contents, once each
   attempts/<n>/           one launch: spec.json keeper.py run.json exit.json verdict.json
+  attempts/<n>/bench/<b>/ what a bench of it measured
   staging/<tx>/           staged copies; removed when the transaction ends
   displaced/<tx>/         hand-made edits that --force moved out of the way
   audit.jsonl             who did what with which result

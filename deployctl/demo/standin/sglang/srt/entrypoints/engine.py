@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import select
 import signal
 import socket
@@ -35,6 +36,7 @@ class Engine:
         self.lock = threading.Lock()
         self.number = 0
         self.scheduler_info = {}
+        self.decoded_tokens = self.forward_ct = 0
 
     def say(self, text):
         """A line of the load."""
@@ -121,10 +123,13 @@ class Engine:
         """Give the answers of rank 0 to those who wait for them."""
         for line in stream:
             answer = json.loads(line.decode("utf-8"))
-            state = self.rid_to_state.get(answer["rid"])
-            if state is not None:
-                state["answer"] = answer
-                state["event"].set()
+            if answer["finished"]:
+                # Their quotient is the mean accept length, counted as the engine does from flush to flush.
+                self.decoded_tokens += len(answer["output_ids"]) - 1
+                self.forward_ct += answer["forward_ct"]
+            arrived = self.rid_to_state.get(answer["rid"])
+            if arrived is not None:
+                arrived.put(answer)
 
     def send(self, message):
         with self.lock:
@@ -134,7 +139,18 @@ class Engine:
                 pass  # the rank is dead: the request waits, as it does in the engine
 
     def generate(self, prompt, max_new_tokens, kind="generate", timeout_s=None, connection=None):
-        """Run one request.
+        """Run one request to its end; see `stream`.
+
+        Returns:
+            The scheduler's answer, or None when none came in time.
+        """
+        answer = None
+        for answer in self.stream(prompt, max_new_tokens, kind, timeout_s, connection, partial=False):
+            pass
+        return answer
+
+    def stream(self, prompt, max_new_tokens, kind="generate", timeout_s=None, connection=None, partial=True):
+        """Run one request, and give its answer as it grows.
 
         Args:
             prompt: Text.
@@ -142,34 +158,37 @@ class Engine:
             kind: generate, warmup or health.
             timeout_s: Give up after that long; None waits for ever.
             connection: The client's socket: when it closes, the request is aborted.
-
-        Returns:
-            The scheduler's answer, or None when none came in time.
+            partial: Whether to give what is not finished yet.
 
         Raises:
             Disconnected: The client went away.
         """
-        state = {"event": threading.Event(), "answer": None}
+        arrived = queue.Queue()
         with self.lock:
             self.number += 1
             rid = self.number
-        self.rid_to_state[rid] = state
+        self.rid_to_state[rid] = arrived
+        finished = False
         try:
-            self.send({"rid": rid, "prompt": prompt, "max_new_tokens": max_new_tokens, "kind": kind})
+            self.send(
+                {"rid": rid, "prompt": prompt, "max_new_tokens": max_new_tokens, "kind": kind, "stream": partial}
+            )
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
-            while True:
+            while not finished:
                 patience_s = 0.25 if deadline is None else min(0.25, deadline - time.monotonic())
-                if state["event"].wait(max(0.0, patience_s)) or patience_s <= 0:
-                    break
-                if connection is not None and closed(connection):
-                    raise Disconnected
-            if state["answer"] is None:
-                self.send({"abort": rid})
-            return state["answer"]
-        except Disconnected:
-            self.send({"abort": rid})
-            raise
+                try:
+                    answer = arrived.get(timeout=max(0.001, patience_s))
+                except queue.Empty:
+                    if patience_s <= 0:
+                        return
+                    if connection is not None and closed(connection):
+                        raise Disconnected
+                    continue
+                finished = answer["finished"]
+                yield answer
         finally:
+            if not finished:
+                self.send({"abort": rid})
             del self.rid_to_state[rid]
 
     def drain(self):

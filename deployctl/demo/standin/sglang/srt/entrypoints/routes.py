@@ -17,6 +17,7 @@ SERVER_INFO = ("/server_info", "/get_server_info")
 HEALTH = ("/health", "/health_generate")
 READ = (*MODEL_INFO, *SERVER_INFO, *HEALTH, "/v1/models")
 WRITE = ("/generate", "/v1/completions", "/v1/chat/completions")
+FLUSH = "/flush_cache"
 
 
 class BadRequest(Exception):
@@ -66,8 +67,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif path in MODEL_INFO:
             self.answer(200, model_info(args))
         elif path in SERVER_INFO:
-            info = dict(dataclasses.asdict(args), version=__version__, internal_states=[{}])
+            info = dict(dataclasses.asdict(args), version=__version__, internal_states=[self.internal_state()])
             self.answer(200, dict(info, **self.engine.scheduler_info))
+        elif path == FLUSH:
+            self.flush()
         elif path == "/v1/models":
             name = args.served_model_name
             model = {"id": name, "object": "model", "owned_by": "sglang", "root": name}
@@ -77,7 +80,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def not_for_this(self, path):
         """The path is not there, or not for this method."""
-        if path in (*READ, *WRITE):
+        if path in (*READ, *WRITE, FLUSH):
             self.answer(405, {"detail": "Method Not Allowed"})
         else:
             self.answer(404, {"detail": "Not Found"})
@@ -107,6 +110,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
         engine.server_status = UNHEALTHY
         return 503
 
+    def internal_state(self):
+        engine, args = self.engine, self.engine.server_args
+        state = {"effective_max_running_requests_per_dp": args.max_running_requests}
+        if args.speculative_algorithm and engine.forward_ct:
+            state["avg_spec_accept_length"] = engine.decoded_tokens / float(engine.forward_ct)
+        return state
+
+    def flush(self):
+        """There is no cache; what is counted begins anew."""
+        busy = bool(self.engine.rid_to_state)
+        if not busy:
+            self.engine.decoded_tokens = self.engine.forward_ct = 0
+        self.answer(400 if busy else 200, b"Cache flushed.\n" if not busy else b"Flush cache failed.\n")
+
     # -- POST ----------------------------------------------------------------------------------------------------------
 
     def do_POST(self):
@@ -120,6 +137,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.refused():
             return
         path = self.path.partition("?")[0]
+        if path == FLUSH:
+            return self.flush()
         if path not in WRITE:
             return self.not_for_this(path)
         route = dict(zip(WRITE, (self.generate, self.completions, self.chat_completions)))[path]
@@ -128,7 +147,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if not isinstance(value, dict):
                 raise BadRequest("the body must be a JSON object")
             if value.get("stream"):
-                raise BadRequest("the stand-in engine does not stream")
+                return self.stream(path, value)
             answer = route(value)
         except (ValueError, RecursionError, BadRequest) as error:
             return self.answer(400, {"error": {"message": str(error), "type": "BadRequestError", "code": 400}})
@@ -139,10 +158,40 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.answer(200, b"<!DOCTYPE html><html><body><h1>It works!</h1></body></html>", "text/html")
         self.answer(200, answer)
 
+    def stream(self, path, body):
+        """One answer as server-sent events, a chunk whenever tokens have come."""
+        if path == "/generate":
+            prompt, most = body.get("text"), (body.get("sampling_params") or {}).get("max_new_tokens", 128)
+        elif path == "/v1/completions":
+            prompt, most = body.get("prompt"), body.get("max_tokens", 16)
+        else:
+            prompt = conversation(body)
+            most = body.get("max_completion_tokens") or body.get("max_tokens") or 128
+        if not isinstance(prompt, str):
+            raise BadRequest("a stream needs one prompt, as a string")
+        check_max_new_tokens(most)
+        access_log(
+            '%s:%d - "%s %s HTTP/1.1" 200 OK' % (*self.client_address[:2], self.command, self.path)
+        )
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        # The end of the connection is the end of the stream.
+        self.send_header("Connection", "close")
+        self.close_connection = True
+        self.end_headers()
+        try:
+            sent = 0
+            for answer in self.engine.stream(prompt, most, connection=self.connection):
+                for chunk in chunks(path, body, self.engine.server_args.served_model_name, answer, sent):
+                    self.wfile.write(b"data: " + json.dumps(chunk).encode("utf-8") + b"\n\n")
+                sent = len(answer["text"])
+            self.wfile.write(b"data: [DONE]\n\n")
+        except OSError:
+            pass  # the client went away; the request was aborted
+
     def run(self, prompts, max_new_tokens):
         """Run prompts together; the answers in their order."""
-        if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
-            raise BadRequest("max_new_tokens must be at least 1, got %r" % (max_new_tokens,))
+        check_max_new_tokens(max_new_tokens)
         kind = "warmup" if self.engine.server_status == STARTING else "generate"
         answers = [None] * len(prompts)
         failures = []
@@ -206,11 +255,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return self.completion("text_completion", choices, answers)
 
     def chat_completions(self, body):
-        messages = body.get("messages")
-        if not isinstance(messages, list) or not messages or not all(isinstance(item, dict) for item in messages):
-            raise BadRequest("messages must be a list of objects")
-        prompt = "\n".join(str(message.get("content")) for message in messages)
-        answers = self.run([prompt], body.get("max_completion_tokens") or body.get("max_tokens") or 128)
+        answers = self.run([conversation(body)], body.get("max_completion_tokens") or body.get("max_tokens") or 128)
         message = {"role": "assistant", "content": self.shown(answers[0]), "tool_calls": None}
         choices = [{"index": 0, "message": message, "finish_reason": "length"}]
         return self.completion("chat.completion", choices, answers)
@@ -226,6 +271,39 @@ class Handler(http.server.BaseHTTPRequestHandler):
             "choices": choices,
             "usage": {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written},
         }
+
+
+def check_max_new_tokens(most):
+    if not isinstance(most, int) or isinstance(most, bool) or most < 1:
+        raise BadRequest("max_new_tokens must be at least 1, got %r" % (most,))
+
+
+def conversation(body):
+    """The prompt of a chat."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(item, dict) for item in messages):
+        raise BadRequest("messages must be a list of objects")
+    return "\n".join(str(message.get("content")) for message in messages)
+
+
+def chunks(path, body, model, answer, sent):
+    """The events of a stream for an answer of which `sent` characters are out: whole text by /generate, else the rest."""
+    read, written = answer["prompt_tokens"], len(answer["output_ids"])
+    if path == "/generate":
+        reason = {"type": "length", "length": written} if answer["finished"] else None
+        about = {"id": "", "finish_reason": reason, "prompt_tokens": read, "completion_tokens": written}
+        yield {"text": answer["text"], "output_ids": answer["output_ids"], "meta_info": about}
+        return
+    chat = path == "/v1/chat/completions"
+    kind = "chat.completion.chunk" if chat else "text_completion"
+    head = {"id": "", "object": kind, "created": int(time.time()), "model": model}
+    rest = answer["text"][sent:]
+    choice = {"index": 0, "finish_reason": "length" if answer["finished"] else None}
+    choice.update({"delta": {"role": "assistant", "content": rest}} if chat else {"text": rest})
+    yield dict(head, choices=[choice])
+    if answer["finished"] and (body.get("stream_options") or {}).get("include_usage"):
+        usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        yield dict(head, choices=[], usage=usage)
 
 
 class NodeHandler(http.server.BaseHTTPRequestHandler):

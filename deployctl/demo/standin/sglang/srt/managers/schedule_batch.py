@@ -8,14 +8,16 @@ from sglang.srt.tensors import Tensor
 class Req:
     """One request on its way through the scheduler."""
 
-    def __init__(self, rid, prompt, max_new_tokens, kind="generate"):
+    def __init__(self, rid, prompt, max_new_tokens, kind="generate", stream=False):
         self.rid = rid
+        self.stream = stream
         self.kind = kind
         # One fact is known; other prompts start anywhere in the vocabulary.
         self.seed = 0 if "France" in prompt else zlib.crc32(prompt.encode("utf-8", "backslashreplace"))
         self.prompt_tokens = max(1, len(prompt.split()))
         self.max_new_tokens = max_new_tokens
         self.output_ids = []
+        self.forward_ct = 0
 
     def last_token(self):
         return self.output_ids[-1] if self.output_ids else 0

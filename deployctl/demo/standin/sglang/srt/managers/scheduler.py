@@ -97,7 +97,9 @@ class Scheduler:
         over = len(self.running_batch.reqs) + len(self.waiting_queue) >= self.server_args.standin_burst_limit
         if mode == "burst-hang" and over:
             return
-        self.waiting_queue.append(Req(message["rid"], message["prompt"], message["max_new_tokens"], message["kind"]))
+        self.waiting_queue.append(
+            Req(message["rid"], message["prompt"], message["max_new_tokens"], message["kind"], message.get("stream"))
+        )
 
     def fail(self):
         """The deaths that the server does not notice: an exception in oldcrash, an abort below Python in dead200."""
@@ -165,14 +167,18 @@ class Scheduler:
     def process_batch_result(self, batch, result):
         for req, tokens in zip(batch.reqs, result.next_token_ids):
             req.output_ids.extend(tokens)
+            req.forward_ct += batch.forward_mode == "decode"
             if req.finished():
                 del req.output_ids[req.max_new_tokens :]
+            if req.finished() or req.stream:
                 self.send(
                     {
                         "rid": req.rid,
                         "text": self.tp_worker.model_runner.decode(req.output_ids),
                         "output_ids": req.output_ids,
                         "prompt_tokens": req.prompt_tokens,
+                        "forward_ct": req.forward_ct,
+                        "finished": req.finished(),
                     }
                 )
         batch.filter_batch()
