@@ -49,8 +49,15 @@ RELIES_ON = {
             "EagleDraftWorker._draft_extend_for_decode",
             "EagleDraftWorker.draft",
         ],
-        "srt/speculative/eagle_info.py": ["EagleVerifyInput.prepare_for_verify", "EagleVerifyInput.verify"],
+        "srt/speculative/eagle_info.py": [
+            "EagleDraftInput.filter_batch",
+            "EagleDraftInput.merge_batch",
+            "EagleVerifyInput.prepare_for_verify",
+            "EagleVerifyInput.verify",
+        ],
+        "srt/managers/schedule_batch.py": ["ScheduleBatch.filter_batch", "ScheduleBatch.maybe_wait_verify_done"],
         "srt/speculative/eagle_info_v2.py": [
+            "EagleDraftInputV2Mixin.prepare_for_decode",
             "EagleVerifyInputV2Mixin.prepare_for_v2_verify",
             "EagleVerifyInputV2Mixin.sample",
         ],

@@ -9,6 +9,7 @@
 #   "srt/speculative/dynspec/arguments.py",
 #   "srt/speculative/dynspec/deferred.py",
 #   "srt/speculative/dynspec/engine.py",
+#   "srt/speculative/dynspec/known_lengths.py",
 #   "srt/speculative/dynspec/one_token.py",
 #   "srt/speculative/dynspec/policy.py",
 #   "srt/speculative/dynspec/resources.py",
@@ -370,6 +371,14 @@ KNOWN = {
             "qwHbhLq4H8xe7Pf2v3v_5cwpb0ypVkfoNHJHsWvu7mc",
         ],
         "functions": {
+            "EagleDraftInput.filter_batch": [
+                "1ac36bd58654",
+                "e31e52f87dd9",
+            ],
+            "EagleDraftInput.merge_batch": [
+                "4a6325a92d82",
+                "77f37ff07084",
+            ],
             "EagleVerifyInput.prepare_for_verify": [
                 "27c6e0027abd",
                 "6727c7bc9ae1",
@@ -383,6 +392,23 @@ KNOWN = {
             ],
         },
     },
+    "srt/managers/schedule_batch.py": {
+        "files": [
+            "PVOTijloZLUSQ-20aeFsuB6i5BkH3a2_8LIsEaviARA",
+            "a1QyKMRN0EkoDxciAzt_Gzk7rJZDuWZ4djs_oP20B7c",
+            "auPew-CyHcEUaxUwqon5JZoQQB_ggbM0scH0sXGCl8U",
+            "wi37VlaVXMu_8ugI2-jIwzcQAdXx0d45JWhBEkmDJLg",
+        ],
+        "functions": {
+            "ScheduleBatch.filter_batch": [
+                "41fbd3a62728",
+                "c125be58f4e5",
+            ],
+            "ScheduleBatch.maybe_wait_verify_done": [
+                "07a23bb80978",
+            ],
+        },
+    },
     "srt/speculative/eagle_info_v2.py": {
         "files": [
             "5TNwgUlW2I7Lzgp3lrl1TL3x2A4pxkDjls6O17kPkNA",
@@ -391,6 +417,11 @@ KNOWN = {
             "xNqb1Ai2ak_cVLQ0TwcizYPFKhuRpYQTxzQHH9UAy_4",
         ],
         "functions": {
+            "EagleDraftInputV2Mixin.prepare_for_decode": [
+                "538ef1204233",
+                "a399777c814e",
+                "baf561c458f9",
+            ],
             "EagleVerifyInputV2Mixin.prepare_for_v2_verify": [
                 "57e924ecfea6",
                 "5870a2acc790",
@@ -501,16 +532,17 @@ decoding, and all that verify() does besides (KV slots, grammar, penalties, logp
 engine's. What depends on the number of tokens a request brings to a step (attention backends freeze it, CUDA graphs
 are captured for it) exists a second time, for one token, and is swapped in for the length of such a step.
 
-    arguments    the flags, and what is refused at start
-    policy       when speculation is off
-    engine       names that differ between engine versions
-    root_tree    the tree that holds only its root
-    one_token    attention for one token a request
-    resources    building the second set, and swapping it in
-    deferred     the draft model's upkeep, hidden behind the target's forward
-    root_verify  the cheap verify() of a root-only tree
-    worker_v1    EAGLEWorker
-    worker_v2    EAGLEWorkerV2, the overlap worker
+    arguments      the flags, and what is refused at start
+    policy         when speculation is off
+    engine         names that differ between engine versions
+    root_tree      the tree that holds only its root
+    one_token      attention for one token a request
+    resources      building the second set, and swapping it in
+    deferred       the draft model's upkeep, hidden behind the target's forward
+    root_verify    the cheap verify() of a root-only tree
+    worker_v1      EAGLEWorker
+    worker_v2      EAGLEWorkerV2, the overlap worker
+    known_lengths  v2: what lets the overlap scheduler run ahead while speculation is off
 
 Importing this package imports none of them: server_args.py, which every command of the engine loads, needs only
 `arguments`.
@@ -775,6 +807,92 @@ def is_decode(batch):
     """A decode step, and not a prefill, a mixed or an idle one."""
     mode = batch.forward_mode
     return not (mode.is_extend() or batch.is_extend_in_batch or mode.is_idle())
+''',
+    "dynspec/known_lengths.py": r'''
+"""v2: the lengths of the next step's requests, without waiting for the GPU.
+
+The overlap scheduler prepares a step while the GPU is still at the one before. Under speculation it cannot: only the
+GPU knows how many tokens it accepted, so the engine waits for the verification before it prepares the next step, and
+the GPU idles meanwhile. A step without speculation adds one token to every request, which needs no asking: its draft
+input carries the lengths, and as long as the batch stays as it is, the next step is prepared from them.
+
+A batch that loses or gains requests goes the engine's way, with the engine's wait: what is filtered and merged lies on
+the GPU. Everything else the scheduler does stays in the order it had: the results of step n-1 are still processed after
+step n was launched.
+"""
+
+import functools
+
+FIELD = "dynspec_lengths"  # of EagleDraftInput: int64 on the host, a row for each request, or None where not known
+
+
+class OnHost:
+    """Stands for a batch's seq_lens while a step is prepared, whose only use of it is to have it on the host."""
+
+    def __init__(self, lengths):
+        self._lengths = lengths
+
+    def cpu(self):
+        """The lengths."""
+        return self._lengths
+
+
+def remember(draft_input, lengths_before):
+    """Note on what a step without speculation leaves behind that every request is one token longer.
+
+    Args:
+        draft_input: EagleDraftInput of the next step; None in an idle step.
+        lengths_before: seq_lens_cpu with which the step was launched.
+    """
+    from sglang.srt.speculative import spec_utils
+
+    # A number of accepted tokens that is made up, for measurements, is not always one.
+    if draft_input is not None and lengths_before is not None and not spec_utils.SIMULATE_ACC_LEN > 0:
+        setattr(draft_input, FIELD, lengths_before + 1)
+
+
+def install(draft_input_class, batch_class):
+    """Let EagleDraftInput and ScheduleBatch use what remember() noted. Where nothing was noted all stays the engine's."""
+    engine_prepare = draft_input_class.prepare_for_decode
+    engine_filter = draft_input_class.filter_batch
+    engine_merge = draft_input_class.merge_batch
+    engine_filter_batch = batch_class.filter_batch
+
+    @functools.wraps(engine_prepare)
+    def prepare_for_decode(self, batch):
+        lengths = getattr(self, FIELD)
+        if lengths is None or len(lengths) != len(batch.reqs):
+            return engine_prepare(self, batch)
+        kept = batch.seq_lens, self.verify_done
+        batch.seq_lens, self.verify_done = OnHost(lengths), None
+        try:
+            return engine_prepare(self, batch)
+        finally:
+            batch.seq_lens, self.verify_done = kept
+
+    @functools.wraps(engine_filter)
+    def filter_batch(self, *args, **kwargs):
+        setattr(self, FIELD, None)
+        return engine_filter(self, *args, **kwargs)
+
+    @functools.wraps(engine_merge)
+    def merge_batch(self, spec_info):
+        setattr(self, FIELD, None)
+        return engine_merge(self, spec_info)
+
+    @functools.wraps(engine_filter_batch)
+    def filter_requests(self, chunked_req_to_exclude=None, keep_indices=None, *args, **kwargs):
+        known = getattr(self.spec_info, FIELD, None) is not None
+        if known and keep_indices is None and not chunked_req_to_exclude:
+            if self.reqs and not any(request.finished() for request in self.reqs):
+                return None  # the engine would find that too, after waiting
+        return engine_filter_batch(self, chunked_req_to_exclude, keep_indices, *args, **kwargs)
+
+    setattr(draft_input_class, FIELD, None)
+    draft_input_class.prepare_for_decode = prepare_for_decode
+    draft_input_class.filter_batch = filter_batch
+    draft_input_class.merge_batch = merge_batch
+    batch_class.filter_batch = filter_requests
 ''',
     "dynspec/one_token.py": r'''
 """Attention for steps of one token a request.
@@ -1398,7 +1516,7 @@ def root_input(state, batch):
 
 import functools
 
-from . import arguments, engine, policy, resources, root_tree
+from . import arguments, engine, known_lengths, policy, resources, root_tree
 
 
 class DynamicSpeculation:
@@ -1442,9 +1560,10 @@ def install(worker_class, draft_class):
             or not state.policy.decide(len(batch.seq_lens))
         ):
             return engine_forward(self, batch)
-        width = self.speculative_num_draft_tokens
+        width, lengths = self.speculative_num_draft_tokens, batch.seq_lens_cpu
         with state.resources.in_place():
             result = engine_forward(self, batch)
+        known_lengths.remember(result.next_draft_input, lengths)
         if not engine.result_carries_stride(result):
             widen(result, width)
         return result
@@ -1503,9 +1622,12 @@ from sglang.srt.speculative.dynspec import worker_v1 as _dynspec  # noqa: E402
 _dynspec.install(EAGLEWorker)
 """
 INSTALL_V2 = """
+from sglang.srt.managers import schedule_batch as _schedule_batch  # noqa: E402
+from sglang.srt.speculative.dynspec import known_lengths as _known_lengths  # noqa: E402
 from sglang.srt.speculative.dynspec import worker_v2 as _dynspec  # noqa: E402
 
 _dynspec.install(EAGLEWorkerV2, EagleDraftWorker)
+_known_lengths.install(EagleDraftInput, _schedule_batch.ScheduleBatch)
 """
 
 

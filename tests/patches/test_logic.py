@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 LOGIC = Path(__file__).parent / "logic"
-ALWAYS = ("bookkeeping", "workers", "building", "command_line")
+ALWAYS = ("bookkeeping", "workers", "building", "command_line", "lengths")
 MODULES = {
     ("0.5.9", "v4"): (*ALWAYS, "at_once"),
     ("0.5.10", "v4"): (*ALWAYS, "at_once"),

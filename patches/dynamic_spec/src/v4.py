@@ -50,9 +50,12 @@ from sglang.srt.speculative.dynspec import worker_v1 as _dynspec  # noqa: E402
 _dynspec.install(EAGLEWorker)
 """
 INSTALL_V2 = """
+from sglang.srt.managers import schedule_batch as _schedule_batch  # noqa: E402
+from sglang.srt.speculative.dynspec import known_lengths as _known_lengths  # noqa: E402
 from sglang.srt.speculative.dynspec import worker_v2 as _dynspec  # noqa: E402
 
 _dynspec.install(EAGLEWorkerV2, EagleDraftWorker)
+_known_lengths.install(EagleDraftInput, _schedule_batch.ScheduleBatch)
 """
 
 

@@ -183,6 +183,7 @@ def make_v2(forward=None):
             parts = (target.attn_backend, target.graph_runner)
             seen.append(("verify", batch.spec_info.draft_token_num, (self.speculative_num_steps, width), parts))
             fields = {"next_token_ids": torch.arange(size * width), "accept_lens": torch.ones(size, dtype=torch.int32)}
+            fields["next_draft_input"] = draft_input([0] * size)
             if "speculative_num_draft_tokens" in GenerationBatchResult.__dataclass_fields__:
                 fields["speculative_num_draft_tokens"] = width
             return GenerationBatchResult(**fields)

@@ -10,16 +10,17 @@ decoding, and all that verify() does besides (KV slots, grammar, penalties, logp
 engine's. What depends on the number of tokens a request brings to a step (attention backends freeze it, CUDA graphs
 are captured for it) exists a second time, for one token, and is swapped in for the length of such a step.
 
-    arguments    the flags, and what is refused at start
-    policy       when speculation is off
-    engine       names that differ between engine versions
-    root_tree    the tree that holds only its root
-    one_token    attention for one token a request
-    resources    building the second set, and swapping it in
-    deferred     the draft model's upkeep, hidden behind the target's forward
-    root_verify  the cheap verify() of a root-only tree
-    worker_v1    EAGLEWorker
-    worker_v2    EAGLEWorkerV2, the overlap worker
+    arguments      the flags, and what is refused at start
+    policy         when speculation is off
+    engine         names that differ between engine versions
+    root_tree      the tree that holds only its root
+    one_token      attention for one token a request
+    resources      building the second set, and swapping it in
+    deferred       the draft model's upkeep, hidden behind the target's forward
+    root_verify    the cheap verify() of a root-only tree
+    worker_v1      EAGLEWorker
+    worker_v2      EAGLEWorkerV2, the overlap worker
+    known_lengths  v2: what lets the overlap scheduler run ahead while speculation is off
 
 Importing this package imports none of them: server_args.py, which every command of the engine loads, needs only
 `arguments`.

@@ -2,7 +2,7 @@
 
 import functools
 
-from . import arguments, engine, policy, resources, root_tree
+from . import arguments, engine, known_lengths, policy, resources, root_tree
 
 
 class DynamicSpeculation:
@@ -46,9 +46,10 @@ def install(worker_class, draft_class):
             or not state.policy.decide(len(batch.seq_lens))
         ):
             return engine_forward(self, batch)
-        width = self.speculative_num_draft_tokens
+        width, lengths = self.speculative_num_draft_tokens, batch.seq_lens_cpu
         with state.resources.in_place():
             result = engine_forward(self, batch)
+        known_lengths.remember(result.next_draft_input, lengths)
         if not engine.result_carries_stride(result):
             widen(result, width)
         return result
