@@ -883,9 +883,9 @@ def install(draft_input_class, batch_class):
     @functools.wraps(engine_filter_batch)
     def filter_requests(self, chunked_req_to_exclude=None, keep_indices=None, *args, **kwargs):
         known = getattr(self.spec_info, FIELD, None) is not None
-        if known and keep_indices is None and not chunked_req_to_exclude:
-            if self.reqs and not any(request.finished() for request in self.reqs):
-                return None  # the engine would find that too, after waiting
+        asks_who_finished = keep_indices is None and not chunked_req_to_exclude
+        if known and asks_who_finished and self.reqs and not any(request.finished() for request in self.reqs):
+            return None  # the engine would find that too, after waiting
         return engine_filter_batch(self, chunked_req_to_exclude, keep_indices, *args, **kwargs)
 
     setattr(draft_input_class, FIELD, None)

@@ -54,8 +54,8 @@ def make_running(lengths, log):
 def prepare(batch):
     with (
         mock.patch.object(eagle_info_v2, "alloc_token_slots", lambda _cache, count: torch.arange(count)),
-        mock.patch.object(eagle_info_v2, "get_alloc_len_per_decode", lambda: 4),
-        mock.patch.object(spec_utils, "assign_req_to_token_pool_func", lambda *_args: None),
+        mock.patch.object(eagle_info_v2, "get_alloc_len_per_decode", return_value=4),
+        mock.patch.object(spec_utils, "assign_req_to_token_pool_func", return_value=None),
     ):
         batch.spec_info.prepare_for_decode(batch)
 
@@ -125,13 +125,12 @@ def check_filtering_without_knowledge_is_the_engines():
 
 def check_a_changed_batch_is_not_known():
     """What filters or merges draft inputs on the GPU forgets the lengths, before the engine does its part."""
-    for name, argument in (("filter_batch", torch.tensor([0])), ("merge_batch", None)):
+    other = draft_input([5])
+    other.future_indices = SimpleNamespace(indices=torch.tensor([6]))
+    for name, argument in (("filter_batch", torch.tensor([0])), ("merge_batch", other)):
         state = draft_input([1, 2])
         state.future_indices = SimpleNamespace(indices=torch.tensor([3, 4]))
         known_lengths.remember(state, torch.tensor([7, 9]))
-        if argument is None:
-            argument = draft_input([5])
-            argument.future_indices = SimpleNamespace(indices=torch.tensor([6]))
         getattr(state, name)(argument)
         assert getattr(state, known_lengths.FIELD) is None
         assert state.future_indices.indices.tolist() == ([3] if name == "filter_batch" else [3, 4, 6])
