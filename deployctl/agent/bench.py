@@ -122,7 +122,7 @@ def _only_bench(context, attempt):
                 break
             except BlockingIOError:
                 holder = _read_holder(handle)
-                mine = holder.get("run_id") == context.run_id
+                mine = bool(holder.get("token")) and holder["token"] == context.args.get("token")
                 if mine and time.monotonic() < finish and not context.wire.cancelled.is_set():
                     time.sleep(0.1)
                     continue
@@ -135,7 +135,8 @@ def _only_bench(context, attempt):
             except OSError:
                 break  # a file system without locks
         os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps({"operator": context.operator, "run_id": context.run_id}).encode("ascii"), 0)
+        signed = {"operator": context.operator, "token": context.args.get("token")}
+        os.pwrite(handle, json.dumps(signed).encode("ascii"), 0)
         yield
     finally:
         os.close(handle)
@@ -167,7 +168,7 @@ class _Sweep:
             "started": _now(),
             "ended": None,
             "by": context.operator,
-            "run_id": context.run_id,
+            "token": context.args.get("token"),
             "state": RUNNING,
             "generator": {"name": None, "version": None},
             "load": load,
@@ -185,12 +186,12 @@ class _Sweep:
         """(number, record) of the bench to go on with, else the next number and None."""
         folder = self._context.state.path("attempts", self._attempt["attempt"], "bench")
         numbers = sorted(int(name) for name in os.listdir(folder) if name.isdigit())
-        wanted = self._context.args.get("resume")
+        wanted, token = self._context.args.get("resume"), self._context.args.get("token")
         for number in reversed(numbers):
             record = self._context.state.read_json("attempts", self._attempt["attempt"], "bench", number, "bench.json")
             if record is None:
                 continue
-            same = record["run_id"] == self._context.run_id if wanted is None else number == wanted
+            same = bool(token) and record.get("token") == token if wanted is None else number == wanted
             if same:
                 return number, record
         if wanted is not None:

@@ -104,8 +104,8 @@ class Levels:
         return version, warnings
 
     def _python(self):
-        """The interpreter of the generator: the profile's `bench.python`, else the one that serves."""
-        named = self._context.args.get("python")
+        """The interpreter of the generator: the profile's `bench: {python: ...}`, else the one that serves."""
+        named = (self._context.args.get("pythons") or {}).get(self._attempt["profile"])
         if named:
             return os.path.expanduser(named)
         program = self._attempt["argv"][0]

@@ -116,6 +116,7 @@ class Profile:
         argv: The whole command, arguments included; `{python}` stands for the host's interpreter.
         engine: `sglang` (its log and endpoints are understood) or `openai`.
         port: The port it will serve on, where the arguments or the ready URL tell.
+        bench_python: The host's interpreter with the load generator; None for the one that serves.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Profile:
     port: int | None
     smoke: Smoke | None
     nodes: int
+    bench_python: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,7 +394,7 @@ def _choice(value: Value, *choices: str) -> str:
 
 
 def _profile(name: str, value: Value) -> Profile:
-    entries = value.fields("default", "command", "args", "env", "cwd", "engine", "ready", "smoke", "nodes")
+    entries = value.fields("default", "command", "args", "env", "cwd", "engine", "ready", "smoke", "bench", "nodes")
     if "command" not in entries:
         value.fail("has no command", hint='command: ["{python}", -m, sglang.launch_server]')
     command = _command(entries["command"])
@@ -423,7 +425,15 @@ def _profile(name: str, value: Value) -> Profile:
         port=port,
         smoke=_smoke(entries["smoke"]) if "smoke" in entries else Smoke(),
         nodes=entries["nodes"].integer(least=1, most=1024) if "nodes" in entries else 1,
+        bench_python=_bench_python(entries["bench"]) if "bench" in entries else None,
     )
+
+
+def _bench_python(value: Value) -> str:
+    entries = value.fields("python")
+    if "python" not in entries:
+        value.fail("names no interpreter", hint="bench: {python: ~/bench-env/bin/python}")
+    return entries["python"].text()
 
 
 def _command(value: Value) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Prompts to measure a server with: the sets that ship, and files of the user, checked line by line. Pure but for reading."""
+"""Prompts to measure a server with: the sets that ship, and files of the user, checked line by line."""
 
 import hashlib
 import json

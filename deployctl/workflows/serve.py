@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -102,7 +102,30 @@ def _detached() -> Interrupted:
 
 
 def _wait_one(run: Run, host: Host, args: Mapping[str, Any], on_event: Any = None) -> HostReport:
-    """Attach until there is a verdict, again and again through broken links, each down for at most `_OUTAGE_S`."""
+    """Attach until there is a verdict, again and again through broken links."""
+
+    def ask() -> dict[str, Any]:
+        return run.ask(host, "wait", args, on_event=on_event)
+
+    text = "trying again, the server is not affected"
+    return HostReport.from_result(host.name, through_outages(run, host, ask, text, _detached))
+
+
+def through_outages(
+    run: Run,
+    host: Host,
+    ask: Callable[[], dict[str, Any]],
+    text: str,
+    given_up: Callable[[], Interrupted],
+) -> dict[str, Any]:
+    """Ask until there is a verdict, again and again through broken links, each down for at most `_OUTAGE_S`.
+
+    Args:
+        run, host: Where.
+        ask: What may be asked again.
+        text: What a broken link means, for whoever watches.
+        given_up: The error when Ctrl-C comes while the link is down.
+    """
     from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential_jitter
     from tenacity.nap import sleep_using_event
 
@@ -112,9 +135,9 @@ def _wait_one(run: Run, host: Host, args: Mapping[str, Any], on_event: Any = Non
         nonlocal down_since
         lost = isinstance(error, LinkLost) or (isinstance(error, Unreachable) and error.kind_now == "unreachable")
         if lost and run.interrupted.is_set():
-            raise _detached() from error
+            raise given_up() from error
         if lost:
-            run.on_event(host.name, {"event": "link", "text": f"{error}; trying again, the server is not affected"})
+            run.on_event(host.name, {"event": "link", "text": f"{error}; {text}"})
         if down_since is None or isinstance(error, LinkLost):
             down_since = time.monotonic()  # the link had been there until now
         return lost
@@ -122,10 +145,10 @@ def _wait_one(run: Run, host: Host, args: Mapping[str, Any], on_event: Any = Non
     def down_for_too_long(_state: RetryCallState) -> bool:
         return down_since is not None and time.monotonic() - down_since > _OUTAGE_S
 
-    def ask() -> dict[str, Any]:
+    def once() -> dict[str, Any]:
         if run.interrupted.is_set():
-            raise _detached()
-        return run.ask(host, "wait", args, on_event=on_event)
+            raise given_up()
+        return ask()
 
     retrying = Retrying(
         retry=retry_if_exception(passing),
@@ -134,7 +157,8 @@ def _wait_one(run: Run, host: Host, args: Mapping[str, Any], on_event: Any = Non
         sleep=sleep_using_event(run.interrupted),
         reraise=True,
     )
-    return HostReport.from_result(host.name, retrying(ask))
+    result: dict[str, Any] = retrying(once)
+    return result
 
 
 def wait(
