@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from deployctl import __version__
+from deployctl.cli import measure
 from deployctl.cli.session import Config, Debug, Hosts, Json, Session, Verbose
 
 app = typer.Typer(
@@ -109,6 +110,9 @@ def launch(
         int | None, typer.Option("--burst", min=0, help="So many requests at once after the smoke.")
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Stop a server of ours on the same port first.")] = False,
+    bench: measure.AndBench = False,
+    sweep: measure.Sweep = None,
+    prompts: measure.Prompts = None,
     config: Config = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -120,21 +124,23 @@ def launch(
         from deployctl.workflows import serve
 
         check_log_tag(log_tag)
-        session.finish(
-            serve.launch(
-                session.run(),
-                session.inventory.profile(profile),
-                session.hosts,
-                log_tag=log_tag,
-                extra=extra or (),
-                wait=not no_wait,
-                clean="none" if no_clean else None,
-                smoke=not no_smoke,
-                timeout_s=_seconds(timeout),
-                burst=burst,
-                replace=replace,
-            )
+        chosen = session.inventory.profile(profile)
+        then = measure.after_launch(session, chosen, wanted=bench, wait=not no_wait, sweep=sweep, prompts=prompts)
+        run = session.run()
+        report = serve.launch(
+            run,
+            chosen,
+            session.hosts,
+            log_tag=log_tag,
+            extra=extra or (),
+            wait=not no_wait,
+            clean="none" if no_clean else None,
+            smoke=not no_smoke,
+            timeout_s=_seconds(timeout),
+            burst=burst,
+            replace=replace,
         )
+        session.finish(then(run, report))
 
 
 @app.command(epilog="Example: deployctl wait")
@@ -448,6 +454,9 @@ def demo(
         from deployctl.demo.story import tell
 
         session.exit_with(tell(keep=keep))
+
+
+measure.add_to(app)
 
 
 def _seconds(text: str | None) -> float | None:

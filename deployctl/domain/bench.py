@@ -30,11 +30,15 @@ _EVEN = 0.03
 def parse_sweep(text: str) -> tuple[int, ...]:
     """The concurrencies of `1,2,4,8`, in their order.
 
+    Playbooks may say `true` for those that are usual.
+
     Raises:
         UsageError: Not numbers from 1 to 4096, one of them twice, or none.
     """
     example = "for example --sweep 1,2,4,8,16,32,64"
     levels: list[int] = []
+    if text == "true":
+        return DEFAULT_SWEEP
     for word in text.split(","):
         number = word.strip()
         if not (number.isascii() and number.isdigit()) or not 1 <= int(number) <= MOST_CONCURRENCY:
@@ -80,7 +84,7 @@ class BenchRequest:
 
 def request_of(
     *,
-    sweep: str | None = None,
+    sweep: str | Sequence[int] | None = None,
     prompts: str | None = None,
     root: Path,
     max_tokens: int | None = None,
@@ -103,8 +107,10 @@ def request_of(
     within(seed, 0, MOST_SEED, "--seed")
     if timeout_s is not None and timeout_s <= 0:
         raise UsageError("--timeout must be longer than that", hint="--timeout 10m")
+    if isinstance(sweep, str):
+        sweep = parse_sweep(sweep)
     return BenchRequest(
-        levels=DEFAULT_SWEEP if sweep is None else parse_sweep(sweep),
+        levels=DEFAULT_SWEEP if sweep is None else tuple(sweep),
         prompts=load_prompts(prompts or DEFAULT_PROMPTS, root),
         max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
         requests_per_level=requests_per_level,

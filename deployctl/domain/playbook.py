@@ -9,6 +9,7 @@ from typing import Any
 from deployctl import yamlconf
 from deployctl.domain import patch as patches
 from deployctl.domain.attempt import check_log_tag
+from deployctl.domain.bench import BenchRequest, parse_sweep, request_of
 from deployctl.domain.inventory import Inventory
 from deployctl.errors import ConfigError, DeployError, UsageError
 from deployctl.yamlconf import Value
@@ -27,6 +28,18 @@ _STEPS: Mapping[str, Mapping[str, str]] = {
         "smoke": "flag",
         "replace": "flag",
         "args": "texts",
+        "bench": "sweep",
+        "prompts": "text",
+    },
+    "bench": {
+        "attempt": "count",
+        "log_tag": "tag",
+        "sweep": "sweep",
+        "prompts": "text",
+        "max_tokens": "count",
+        "requests_per_level": "count",
+        "seed": "count",
+        "timeout": "duration",
     },
     "wait": {"attempt": "count", "timeout": "duration", "burst": "count", "smoke": "flag"},
     "smoke": {"attempt": "count", "burst": "count", "prompt": "text", "expect": "text", "max_tokens": "count"},
@@ -74,6 +87,26 @@ class Playbook:
     variables: Mapping[str, str]
     steps: tuple[Step, ...]
     on_failure: tuple[Step, ...] = field(default=())
+
+
+def bench_request(step: Step, root: Path) -> BenchRequest | None:
+    """What a `bench` step, or a `launch` step with `bench`, has measured; None for a launch without.
+
+    Raises:
+        UsageError, ConfigError: The load is wrong.
+    """
+    args = step.args
+    if step.name == "launch":
+        return request_of(sweep=args["bench"], prompts=args.get("prompts"), root=root) if "bench" in args else None
+    return request_of(
+        sweep=args.get("sweep"),
+        prompts=args.get("prompts"),
+        root=root,
+        max_tokens=args.get("max_tokens"),
+        requests_per_level=args.get("requests_per_level"),
+        seed=args.get("seed"),
+        timeout_s=args.get("timeout"),
+    )
 
 
 def find(word: str, root: Path) -> Path:
@@ -170,6 +203,10 @@ class _Reader:
                 patches.load(step.args["patch"], self._inventory.root)
             if step.name == "launch":
                 self._inventory.profile(step.args.get("profile"))
+                if "bench" in step.args and step.args.get("wait") is False:
+                    body.fail("`bench` needs a server that is ready, and `wait: false` does not wait for it")
+            if step.name in ("launch", "bench"):
+                bench_request(step, self._inventory.root)
             if step.name == "copy" and not (self._inventory.root / step.args["source"]).is_file():
                 body.fail(f"no file {step.args['source']!r} beside {self._inventory.path.name}")
         except ConfigError:
@@ -212,6 +249,11 @@ class _Reader:
                 return filled.integer(least=0)
             case "duration":
                 return filled.duration_s()
+            case "sweep":
+                try:
+                    return parse_sweep(text)
+                except UsageError as error:
+                    value.fail(error.message, hint=error.hint)
             case "tag":
                 try:
                     return check_log_tag(text)

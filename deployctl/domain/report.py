@@ -9,7 +9,7 @@ from typing import Any
 from deployctl.errors import DeployError, worst_exit
 
 _ON_A_HOST = re.compile(
-    r"\bdeployctl (push|launch|wait|smoke|logs|status|history|stop|clean|rollback|audit|doctor"
+    r"\bdeployctl (push|launch|wait|smoke|bench|logs|status|history|stop|clean|rollback|audit|doctor"
     r"|lock (?:acquire|release|show))\b(?! --host)"
 )
 

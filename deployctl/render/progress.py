@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from deployctl.render import bench
 from deployctl.render.terminal import duration, neutral, say, style
 
 _LEAST_BAR = 8
@@ -26,7 +27,7 @@ class Progress:
         self._verbose = verbose
         self._quiet = quiet
         self._guard = threading.Lock()
-        self._bars: dict[str, _Load] = {}
+        self._bars: dict[str, _Load | bench.Sweep] = {}
         self._waiting: dict[str, str] = {}
         self._live: Any = None
 
@@ -76,6 +77,8 @@ class Progress:
             self._step(host, event)
         elif kind in ("attempt", "expect", "phase", "ready", "smoke", "burst", "crash"):
             self._launch(host, event)
+        elif kind in ("bench", "level"):
+            self._bench(host, event)
         elif kind == "note":
             self._line(host, event["text"])
         elif kind == "truncated":
@@ -99,7 +102,12 @@ class Progress:
 
     def _launch(self, host: str, event: Mapping[str, Any]) -> None:
         kind = event["event"]
-        load = self._bars.setdefault(host, _Load())
+        if kind == "crash":
+            self._crash(host, event)
+            return
+        load = self._bars.get(host)
+        if not isinstance(load, _Load):
+            load = self._bars[host] = _Load()
         if kind == "attempt":
             stack = " + ".join(event["patches"]) or "base"
             release = "nothing pushed" if event["release"] is None else f"release {event['release']} ({stack})"
@@ -139,8 +147,22 @@ class Progress:
                     f"slowest {duration(event['slowest_seconds'])}",
                     "green",
                 )
-        elif kind == "crash":
-            self._crash(host, event)
+
+    def _bench(self, host: str, event: Mapping[str, Any]) -> None:
+        if event["event"] == "bench":
+            levels = ",".join(str(level) for level in event["levels"])
+            again = f", {len(event['done'])} levels are there" if event["done"] else ""
+            self._line(
+                host, f"bench {event['bench']} of attempt {event['attempt']} ({event['log_tag']}): {levels}{again}"
+            )
+            self._bars[host] = bench.Sweep(event["levels"], event["done"])
+            self._start_bar()
+            return
+        sweep = self._bars.get(host)
+        if isinstance(sweep, bench.Sweep):
+            sweep.level(event)
+        if event["state"] in ("done", "failed"):
+            self._line(host, bench.said(event), "green" if event["state"] == "done" else "red")
 
     def _crash(self, host: str, event: Mapping[str, Any]) -> None:
         self.close_bar()

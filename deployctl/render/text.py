@@ -7,9 +7,22 @@ from typing import Any
 
 from deployctl.domain.report import HostReport, Report
 from deployctl.errors import DeployError
+from deployctl.render import bench
 from deployctl.render.terminal import duration, neutral, out, say, size, style, table, when
 
-_GOOD = {"pushed", "unchanged", "rolled_back", "planned", "ready", "ok", "stopped", "clean", "held", "released"}
+_GOOD = {
+    "complete",
+    "pushed",
+    "unchanged",
+    "rolled_back",
+    "planned",
+    "ready",
+    "ok",
+    "stopped",
+    "clean",
+    "held",
+    "released",
+}
 
 
 def failure(error: DeployError) -> None:
@@ -75,6 +88,7 @@ def _lines(command: str, host: HostReport, *, verbose: bool) -> list[str]:
         "launch": _launch,
         "wait": _launch,
         "smoke": _launch,
+        "bench": _bench,
         "status": _status,
         "history": _history,
         "stop": _stop,
@@ -118,6 +132,15 @@ def _push(host: HostReport, verbose: bool) -> list[str]:
     return lines
 
 
+def _bench(host: HostReport, verbose: bool) -> list[str]:
+    lines = [_status_word(host)]
+    if host.fields.get("bench"):
+        lines += bench.lines(host.fields["bench"])
+    if host.fields.get("crash"):
+        lines += crash(host.fields["crash"])
+    return lines
+
+
 def _launch(host: HostReport, verbose: bool) -> list[str]:
     fields = host.fields
     if "attempt" not in fields or "log_tag" not in fields:
@@ -135,6 +158,8 @@ def _launch(host: HostReport, verbose: bool) -> list[str]:
         lines.append(
             f"  burst: {burst['answered']} of {burst['sent']} answered, slowest {duration(burst['slowest_seconds'])}"
         )
+    if fields.get("bench"):
+        lines += bench.lines(fields["bench"])
     if fields.get("crash"):
         lines += crash(fields["crash"])
     cleaned = fields.get("clean") or {}

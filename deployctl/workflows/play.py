@@ -8,10 +8,10 @@ from typing import Any
 
 from deployctl.domain import patch as patches
 from deployctl.domain.inventory import Host
-from deployctl.domain.playbook import Playbook, Step
+from deployctl.domain.playbook import Playbook, Step, bench_request
 from deployctl.domain.report import HostReport, Report
 from deployctl.errors import EXIT_INTERRUPTED, DeployError, worst_exit
-from deployctl.workflows import logs, push, serve
+from deployctl.workflows import bench, logs, push, serve
 from deployctl.workflows.run import Run
 
 
@@ -157,7 +157,13 @@ def perform(run: Run, step: Step, hosts: Sequence[Host], on_data: logs.OnData) -
             if "timeout" in args:
                 options["timeout_s"] = args["timeout"]
             profile = run.inventory.profile(args.get("profile"))
-            return serve.launch(run, profile, hosts, log_tag=args["log_tag"], extra=args.get("args", ()), **options)
+            request = bench_request(step, run.inventory.root)
+            report = serve.launch(run, profile, hosts, log_tag=args["log_tag"], extra=args.get("args", ()), **options)
+            return report if request is None else bench.after_launch(run, hosts, report, request, nodes=profile.nodes)
+        case "bench":
+            request = bench_request(step, run.inventory.root)
+            assert request is not None
+            return bench.bench(run, hosts, request, attempt=args.get("attempt"), log_tag=args.get("log_tag"))
         case "wait":
             return serve.wait(
                 run,

@@ -1,0 +1,97 @@
+"""The commands that measure and compare."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deployctl.cli.session import Config, Debug, Hosts, Json, Session, Verbose
+
+if TYPE_CHECKING:
+    from deployctl.domain.inventory import Profile
+    from deployctl.domain.report import Report
+    from deployctl.workflows.run import Run
+
+Sweep = Annotated[
+    str | None,
+    typer.Option("--sweep", help="Requests at once, level by level (default 1,2,4,8,16,32,64).", metavar="N,N,..."),
+]
+Prompts = Annotated[
+    str | None,
+    typer.Option("--prompts", help="coding (default), agentic, or a JSONL file of prompts.", metavar="SET"),
+]
+AndBench = Annotated[bool, typer.Option("--bench", help="Then measure it; --sweep and --prompts say how.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module to the program."""
+    app.command(epilog="Example: deployctl bench --sweep 1,2,4,8 --prompts agentic")(bench)
+
+
+def bench(
+    hosts: Hosts = None,
+    attempt: Annotated[int | None, typer.Option("--attempt", help="This attempt instead of the newest.")] = None,
+    log_tag: Annotated[str | None, typer.Option("--log-tag", "-t", help="The newest attempt with this tag.")] = None,
+    sweep: Sweep = None,
+    prompts: Prompts = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Tokens of every answer (256).")] = None,
+    requests_per_level: Annotated[
+        int | None, typer.Option("--requests-per-level", help="Instead of 4 for each place, 16 at least.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Decides the prompts' order (1).")] = None,
+    timeout: Annotated[str | None, typer.Option("--timeout", help="Of each level (10m).")] = None,
+    config: Config = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Measure the running server level by level: throughput, TTFT, TPOT, accept length. Levels so far are kept."""
+    with Session("bench", hosts=hosts, config=config, as_json=as_json, verbose=verbose, debug=debug) as session:
+        from deployctl.domain.bench import request_of
+        from deployctl.workflows import bench as workflow
+
+        request = request_of(
+            sweep=sweep,
+            prompts=prompts,
+            root=session.inventory.root,
+            max_tokens=max_tokens,
+            requests_per_level=requests_per_level,
+            seed=seed,
+            timeout_s=_seconds(timeout),
+        )
+        session.finish(workflow.bench(session.run(), session.hosts, request, attempt=attempt, log_tag=log_tag))
+
+
+def after_launch(
+    session: Session, profile: "Profile", *, wanted: bool, wait: bool, sweep: str | None, prompts: str | None
+) -> "Callable[[Run, Report], Report]":
+    """What `launch --bench` does with the report of its launch; checked before anything is launched.
+
+    Args:
+        session: The command's.
+        profile: What is launched.
+        wanted, sweep, prompts: The options; one that says how asks for it, too.
+        wait: Whether the launch is followed to ready.
+
+    Raises:
+        UsageError: The sweep or the prompts are wrong, or nobody waits for the server.
+    """
+    from deployctl.domain.bench import request_of
+    from deployctl.errors import UsageError
+    from deployctl.workflows import bench as workflow
+
+    if not (wanted or sweep or prompts):
+        return lambda _run, report: report
+    if not wait:
+        raise UsageError("--bench needs a server that is ready, --no-wait does not wait for it", hint="deployctl bench")
+    request = request_of(sweep=sweep, prompts=prompts, root=session.inventory.root)
+    hosts = session.hosts
+    return lambda run, report: workflow.after_launch(run, hosts, report, request, nodes=profile.nodes)
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    from deployctl.yamlconf import Value
+
+    return Value(text, True, "--timeout", 1, "").duration_s()
