@@ -21,6 +21,7 @@ _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)?")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
+_LONGEST_S = 30 * 86400.0
 # Plain words that YAML 1.1 reads as something else than the text they look like.
 _BOOLEAN_WORDS = {"yes", "no", "on", "off", "true", "false", "y", "n"}
 _SURPRISES = re.compile(r"[-+]?0[0-7]+|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9]*)?|0[xob][0-9a-fA-F_]+")
@@ -30,6 +31,21 @@ def nearest(word: str, known: Iterable[str], *, most: int = 3) -> str:
     """`did you mean 'a' or 'b'?` for a word that is not among the known ones, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=most, cutoff=0.5)
     return f"did you mean {' or '.join(repr(name) for name in close)}?" if close else ""
+
+
+def seconds_of(text: str) -> float:
+    """Seconds, from `90`, `90s`, `15m`, `1.5h`.
+
+    Raises:
+        ValueError: No duration, or one that bounds nothing: zero, or more than 30 days. Its text says what would do.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"should be a duration such as 30s or 15m, not {text!r}")
+    seconds = float(match[1]) * _SECONDS[match[2]]
+    if not 0 < seconds <= _LONGEST_S:
+        raise ValueError(f"should be more than 0 and at most 30d, not {text.strip()}")
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +140,11 @@ class Value:
         return number
 
     def duration_s(self) -> float:
-        """Seconds, from `90`, `90s`, `15m`, `1.5h`."""
-        word = self._scalar("a duration")
-        match = _DURATION.fullmatch(word.strip())
-        if match is None:
-            self.fail(f"should be a duration such as 30s or 15m, not {word!r}")
-        return float(match[1]) * _SECONDS[match[2]]
+        """Seconds; see `seconds_of`."""
+        try:
+            return seconds_of(self._scalar("a duration"))
+        except ValueError as error:
+            self.fail(str(error))
 
     def texts(self) -> tuple[str, ...]:
         """A list of strings."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deployctl.cli.session import Config, Debug, Hosts, Json, Session, Verbose
+from deployctl.cli.session import Config, Debug, Hosts, Json, Session, Verbose, duration_s
 
 if TYPE_CHECKING:
     from deployctl.domain.inventory import Profile
@@ -39,7 +39,9 @@ def bench(
         int | None, typer.Option("--requests-per-level", help="Instead of 4 for each place, 16 at least.")
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Decides the prompts' order (1).")] = None,
-    timeout: Annotated[str | None, typer.Option("--timeout", help="Of each level (10m).")] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", parser=duration_s, metavar="DURATION", help="Of each level (10m).")
+    ] = None,
     config: Config = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -57,7 +59,7 @@ def bench(
             max_tokens=max_tokens,
             requests_per_level=requests_per_level,
             seed=seed,
-            timeout_s=_seconds(timeout),
+            timeout_s=timeout,
         )
         session.finish(workflow.bench(session.run(), session.hosts, request, attempt=attempt, log_tag=log_tag))
 
@@ -87,11 +89,3 @@ def after_launch(
     request = request_of(sweep=sweep, prompts=prompts, root=session.inventory.root)
     hosts = session.hosts
     return lambda run, report: workflow.after_launch(run, hosts, report, request, nodes=profile.nodes)
-
-
-def _seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
-    from deployctl.yamlconf import Value
-
-    return Value(text, True, "--timeout", 1, "").duration_s()

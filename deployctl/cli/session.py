@@ -40,6 +40,16 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every step 
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
+def duration_s(text: str) -> float:
+    """The parser of options that take a duration: 90, 90s, 20m, 1.5h. What is none is a usage error."""
+    from deployctl.yamlconf import seconds_of
+
+    try:
+        return seconds_of(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 class Session:
     """One command from its options to its exit code. Use as a context manager; leaving it ends the process.
 

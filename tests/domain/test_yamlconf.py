@@ -97,6 +97,8 @@ def test_arguments_keep_numbers_as_written():
         ("a: 0", lambda v: v.integer(least=1), "f.yaml:1 a: should be at least 1, not 0"),
         ("a: 9", lambda v: v.integer(least=1, most=8), "f.yaml:1 a: should be from 1 to 8, not 9"),
         ("a: soon", lambda v: v.duration_s(), "f.yaml:1 a: should be a duration such as 30s or 15m, not 'soon'"),
+        ("a: 0s", lambda v: v.duration_s(), "f.yaml:1 a: should be more than 0 and at most 30d, not 0s"),
+        ("a: 31d", lambda v: v.duration_s(), "f.yaml:1 a: should be more than 0 and at most 30d, not 31d"),
     ],
 )
 def test_wrong_types(text, read, expected):
