@@ -9,7 +9,8 @@ def connect(host: Host) -> Transport:
     """The transport of a host; entering it connects."""
     if host.connection == "local":
         return LocalTransport()
-    from deployctl.transport.ssh import SshTransport, Target
+    from deployctl.transport.ssh import SshTransport
+    from deployctl.transport.ssh_connect import Target
 
     return SshTransport(
         Target(

@@ -17,7 +17,8 @@ from deployctl.domain.inventory import Host, Limits
 from deployctl.errors import AuthenticationError, HostKeyError, LinkLost, Unreachable
 from deployctl.remote.client import Exchange, Request
 from deployctl.transport import LocalTransport, connect, host_keys, ssh_config
-from deployctl.transport.ssh import SshTransport, Target, command_line
+from deployctl.transport.ssh import SshTransport, command_line
+from deployctl.transport.ssh_connect import Target
 
 LINK = "agent-python"
 
