@@ -111,9 +111,9 @@ class Session:
     def inventory(self) -> "Inventory":
         """hosts.yaml, loaded once."""
         if self._inventory is None:
-            from deployctl.domain import inventory
+            from deployctl.domain import hosts_yaml
 
-            self._inventory = inventory.load(inventory.find_config(self._config, os.environ, Path.cwd()))
+            self._inventory = hosts_yaml.load(hosts_yaml.find_config(self._config, os.environ, Path.cwd()))
         return self._inventory
 
     @property
@@ -121,13 +121,19 @@ class Session:
         """The hosts that --host means."""
         return self.inventory.select(self._selectors)
 
-    def run(self) -> "Run":
-        """A run whose events are shown."""
+    def run(self, hosts: "Sequence[Host] | None" = None) -> "Run":
+        """A run whose events are shown.
+
+        Args:
+            hosts: Who will be asked, where that is not who --host means.
+        """
         from deployctl.render.progress import Progress
         from deployctl.workflows.run import Run
 
         self._progress = Progress(
-            several=len(self.hosts) > 1, verbose=self.verbose, quiet=self.as_json and not self.verbose
+            several=len({host.name for host in (self.hosts if hosts is None else hosts)}) > 1,
+            verbose=self.verbose,
+            quiet=self.as_json and not self.verbose,
         )
         if not self._debug:
             # Libraries report handled connection errors, tracebacks included, where no handler is set.

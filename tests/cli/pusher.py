@@ -5,11 +5,11 @@ import os
 import sys
 from pathlib import Path
 
-from deployctl.domain import inventory, patch
+from deployctl.domain import hosts_yaml, patch
 from deployctl.workflows.run import Run
 
 operation, reference, extra = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-hosts = inventory.load(Path(os.environ["DEPLOYCTL_CONFIG"]))
+hosts = hosts_yaml.load(Path(os.environ["DEPLOYCTL_CONFIG"]))
 args = dict(extra, transaction="the-one")
 blobs = {}
 if operation == "push":

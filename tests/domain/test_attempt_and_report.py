@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from deployctl.domain import attempt, inventory
+from deployctl.domain import attempt, hosts_yaml, inventory
 from deployctl.domain.report import HostReport, Report
 from deployctl.errors import HostKeyError, Interrupted, UsageError, worst_exit
 
 PROJECT = Path(__file__).resolve().parents[2]
-SHIPPED = inventory.load(PROJECT / "hosts.yaml")
+SHIPPED = hosts_yaml.load(PROJECT / "hosts.yaml")
 
 
 @pytest.mark.parametrize("tag", ["t5_v3", "a", "A.b-c_9", "x" * 64])

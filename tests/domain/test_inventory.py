@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployctl.domain import inventory
+from deployctl.domain import hosts_yaml, inventory
 from deployctl.errors import ConfigError, UsageError
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -42,7 +42,7 @@ profiles:
 def load(tmp_path: Path, text: str = TEXT) -> inventory.Inventory:
     path = tmp_path / "hosts.yaml"
     path.write_text(text)
-    return inventory.load(path)
+    return hosts_yaml.load(path)
 
 
 def error(tmp_path: Path, text: str) -> tuple[str, str]:
@@ -53,7 +53,7 @@ def error(tmp_path: Path, text: str) -> tuple[str, str]:
 
 def test_the_shipped_inventory():
     """The file in the project is valid and names the article's host, profiles and models."""
-    shipped = inventory.load(PROJECT / "hosts.yaml")
+    shipped = hosts_yaml.load(PROJECT / "hosts.yaml")
     (host,) = shipped.select(["10.1.230.174"])
     assert (host.user, host.python) == ("root", "~/ml-env/bin/python3")
     assert shipped.profile(None).name == "eagle3"
@@ -223,16 +223,16 @@ def test_finding_the_file(tmp_path, monkeypatch):
     (tmp_path / "hosts.yaml").write_text(TEXT)
     deep = tmp_path / "a" / "b"
     deep.mkdir(parents=True)
-    assert inventory.find_config(None, {}, deep) == tmp_path / "hosts.yaml"
-    assert inventory.find_config(str(tmp_path / "hosts.yaml"), {}, Path("/")) == tmp_path / "hosts.yaml"
-    variable = {inventory.CONFIG_VARIABLE: str(tmp_path / "hosts.yaml")}
-    assert inventory.find_config(None, variable, Path("/")) == tmp_path / "hosts.yaml"
-    for explicit, environment in (("/nope", {}), (None, {inventory.CONFIG_VARIABLE: "/nope"}), (None, {})):
+    assert hosts_yaml.find_config(None, {}, deep) == tmp_path / "hosts.yaml"
+    assert hosts_yaml.find_config(str(tmp_path / "hosts.yaml"), {}, Path("/")) == tmp_path / "hosts.yaml"
+    variable = {hosts_yaml.CONFIG_VARIABLE: str(tmp_path / "hosts.yaml")}
+    assert hosts_yaml.find_config(None, variable, Path("/")) == tmp_path / "hosts.yaml"
+    for explicit, environment in (("/nope", {}), (None, {hosts_yaml.CONFIG_VARIABLE: "/nope"}), (None, {})):
         with pytest.raises(UsageError) as caught:
-            inventory.find_config(explicit, environment, Path("/nonexistent"))
+            hosts_yaml.find_config(explicit, environment, Path("/nonexistent"))
         assert "deployctl init" in caught.value.hint
     monkeypatch.chdir(tmp_path)
-    assert inventory.load(Path("hosts.yaml")).path == Path("hosts.yaml")
+    assert hosts_yaml.load(Path("hosts.yaml")).path == Path("hosts.yaml")
 
 
 @given(st.text(max_size=40))

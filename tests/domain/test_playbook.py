@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deployctl.domain import inventory, playbook
+from deployctl.domain import hosts_yaml, playbook
 from deployctl.errors import ConfigError, UsageError
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -22,13 +22,13 @@ def root(tmp_path):
 def load(root: Path, text: str, **settings: str) -> playbook.Playbook:
     path = root / "p.yaml"
     path.write_text(text)
-    return playbook.load(path, inventory.load(root / "hosts.yaml"), settings)
+    return playbook.load(path, hosts_yaml.load(root / "hosts.yaml"), settings)
 
 
 @pytest.mark.parametrize("name", ["iterate", "baseline", "canary", "recover"])
 def test_the_shipped_playbooks(root, name):
     """Each is valid with the shipped inventory and patches."""
-    book = playbook.load(playbook.find(name, root), inventory.load(root / "hosts.yaml"), {})
+    book = playbook.load(playbook.find(name, root), hosts_yaml.load(root / "hosts.yaml"), {})
     assert book.name == name
     assert book.steps
 
