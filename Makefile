@@ -4,13 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check test-engine check-patches benchmark clean
+# The interpreter that serves, with SGLang 0.5.12 and deployctl's dependencies; and further options of tests/gpu.
+GPU_PYTHON ?= python3
+GPU_OPTIONS ?=
+
+.PHONY: demo test check test-engine test-gpu check-patches benchmark clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo           the whole story on this machine"
 	@echo "make test           lint, types, imports, and all tests but the real engine's"
 	@echo "make test-engine    the loop on real SGLang on the CPU (builds its environment once: some GB)"
+	@echo "make test-gpu       the shipped dynamic speculation on this machine's NVIDIA GPU (GPU_PYTHON, GPU_OPTIONS)"
 	@echo "make check-patches  the shipped patches on the wheels they are for"
 	@echo "make benchmark      against scp, ssh and ssh by hand"
 
@@ -41,6 +46,9 @@ test: check
 test-engine: $(STAMP)
 	$(BIN)/python scripts/system_needs.py
 	$(BIN)/python -m pytest tests/engine
+
+test-gpu:
+	$(GPU_PYTHON) -m tests.gpu $(GPU_OPTIONS)
 
 check-patches: $(STAMP)
 	$(BIN)/python -m pytest tests/patches

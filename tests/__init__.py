@@ -1,0 +1,1 @@
+"""Tests. A package so that `python -m tests.gpu` finds this one, whatever else is installed under the name."""

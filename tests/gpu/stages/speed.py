@@ -1,0 +1,120 @@
+"""Throughput over concurrency, and whether every arm writes the same."""
+
+import asyncio
+from typing import Any
+
+from tests.gpu import arms, decode_log, verdicts
+from tests.gpu.load import Client, prompt, timed
+from tests.gpu.servers import Fleet, Server
+from tests.gpu.session import Session
+
+from . import on_server
+
+NEEDS = ("a-base-no-overlap", "a-v1-dynamic", "a-v2-dynamic", "a-base", "a-v1", "a-v2")
+REFERENCE = "a-base-no-overlap"
+LEVELS, QUICK_LEVELS = (1, 4, 10, 16, 32, 48, 64), (1, 4, 32, 64)
+TOKENS, REHEARSAL_TOKENS = 384, 16
+_WARM_UP_TOKENS, _WARM_UP_PROMPTS = 24, 10_000
+
+
+def levels_of(session: Session) -> tuple[int, ...]:
+    """The concurrencies that are measured."""
+    return QUICK_LEVELS if session.options.quick else LEVELS
+
+
+def tokens_of(session: Session) -> int:
+    """How much each request writes."""
+    return REHEARSAL_TOKENS if session.options.rehearse else TOKENS
+
+
+async def measure_level(
+    client: Client, server: Server, concurrency: int, tokens: int, repeats: int
+) -> tuple[dict, list]:
+    """One concurrency: ({throughputs, acceptance, log summary}, what was written)."""
+    await client.batch(range(_WARM_UP_PROMPTS, _WARM_UP_PROMPTS + concurrency), _WARM_UP_TOKENS)
+    mark, speeds, lengths, answers = server.log.mark(), [], [], []
+    for _ in range(repeats):
+        requests = [client.generate(prompt(number), tokens) for number in range(concurrency)]
+        answers, took_s = await timed(asyncio.gather(*requests))
+        speeds.append(sum(answer["meta_info"]["completion_tokens"] for answer in answers) / took_s)
+        lengths += [answer["meta_info"].get("spec_accept_length") for answer in answers]
+    lengths = [length for length in lengths if length]
+    found = {
+        "tokens_per_s": [round(speed, 1) for speed in speeds],
+        "best_tokens_per_s": round(max(speeds), 1),
+        "accept_length": round(sum(lengths) / len(lengths), 3) if lengths else None,
+        "log": decode_log.summary(decode_log.steps(server.log.since(mark)), concurrency),
+    }
+    return found, [answer["output_ids"] for answer in answers]
+
+
+def sweep(session: Session, fleet: Fleet, key: str) -> None:
+    """All concurrencies on one arm; each level is kept as soon as it is there."""
+    levels, repeats = levels_of(session), 1 if session.options.quick else 2
+    kept: dict[int, Any] = {}
+    outputs: dict[int, list] = session.outputs.setdefault(("speed", key), {})
+
+    async def work(client: Client, server: Server) -> None:
+        for concurrency in levels:
+            if session.clock.left_s() < 6:
+                session.skip(f"sweep of {key} at {concurrency}", "no time left")
+                return
+            found, written = await measure_level(client, server, concurrency, tokens_of(session), repeats)
+            reference = session.outputs.get(("speed", REFERENCE), {})
+            outputs[concurrency] = written
+            if reference:
+                found["equal"] = verdicts.compared(written, reference[max(reference)])
+            kept[concurrency] = found
+            session.record("speed", key, kept)
+            session.say(
+                f"{key:18s} C={concurrency:3d} {found['tokens_per_s']} tok/s, accept {found['accept_length']},"
+                f" log {found['log']}, equal {found.get('equal', {}).get('equal')}"
+            )
+
+    on_server(session, fleet, key, "sweep", work)
+
+
+def run(session: Session, fleet: Fleet) -> None:
+    """The sweeps, the ratios, and what they must be."""
+    marks = {key: server.log.mark() for key, server in fleet.servers.items()}
+    for key in NEEDS:
+        sweep(session, fleet, key)
+    measured = session.results["stages"].get("speed", {})
+    sweeps = {
+        key.removeprefix("a-"): {level: found["best_tokens_per_s"] for level, found in levels.items()}
+        for key, levels in measured.items()
+        if key in NEEDS
+    }
+    session.record("speed", "ratios", verdicts.ratio_rows(sweeps, levels_of(session)))
+    if not session.options.rehearse:
+        session.verdicts(verdicts.speed_verdicts(sweeps))
+    session.verdicts(_equality(key, measured.get(key)) for key in NEEDS)
+    for key in ("a-v1-dynamic", "a-v2-dynamic"):
+        server = fleet.get(key)
+        text = server.log.since(marks[key]) if server and key in marks else ""
+        session.verdicts([off_uses_graphs("speed", key, text)])
+
+
+def _equality(key: str, levels: dict[int, Any] | None) -> verdicts.Verdict:
+    wrong = sum(found["equal"]["requests"] - found["equal"]["equal"] for found in (levels or {}).values())
+    total = sum(found["equal"]["requests"] for found in (levels or {}).values())
+    return verdicts.judge(
+        "speed",
+        f"{key}: outputs that differ from {REFERENCE}'s, of {total}",
+        wrong if total else None,
+        holds=wrong == 0 if total else None,
+        wanted="= 0",
+    )
+
+
+def off_uses_graphs(stage: str, key: str, text: str) -> verdicts.Verdict:
+    """Every decode step above the threshold runs from a CUDA graph."""
+    off = [step for step in decode_log.steps(text) if step.running > arms.THRESHOLD]
+    eager = sum(1 for step in off if not step.cuda_graph)
+    return verdicts.judge(
+        stage,
+        f"{key}: decode lines without CUDA graph while off, of {len(off)}",
+        eager,
+        holds=eager == 0 if off else None,
+        wanted="= 0",
+    )
