@@ -82,6 +82,8 @@ def _checked(args):
         problem = "max_tokens must be %d or more" % loadgen.LEAST_TOKENS
     elif load["requests_per_level"] is not None and not 1 <= load["requests_per_level"] <= _MOST_REQUESTS:
         problem = "requests_per_level must be 1 to %d" % _MOST_REQUESTS
+    elif load["requests_per_level"] is not None and load["requests_per_level"] < max(levels):
+        problem = "%d requests are never %d at once" % (load["requests_per_level"], max(levels))
     elif not 0 <= load["seed"] < 1 << 32:
         problem = "a seed is a number from 0 to %d" % ((1 << 32) - 1)
     if problem:

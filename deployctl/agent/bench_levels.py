@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import time
 
@@ -221,18 +222,10 @@ class Levels:
                 summary = self.generator.read(raw)
             except Exception as error:
                 said = loadgen.last_words(output.tail)
-                if "No space left" in said or "Errno 28" in said:
-                    raise Failure(
-                        "no space left on %s: the generator could not write its result" % self._folder,
-                        kind="disk-full",
-                        hint="free some space there (df -h %s)" % self._folder,
-                    ) from error
+                self._refuse_what_lacks(said)
                 gives_up = True
-                problem = "%s gave no result (%s): %s" % (
-                    self.generator.name,
-                    script.describe(process.returncode),
-                    said or error,
-                )
+                how = script.describe(process.returncode)
+                problem = "%s gave no result (%s): %s" % (self.generator.name, how, said or error)
         if summary is None:
             summary = _nothing(output.completed, [problem], round(time.monotonic() - began, 3))
         elif summary["completed"] != sent:
@@ -247,6 +240,27 @@ class Levels:
             gives_up=gives_up or timed_out,
             **summary,
         )
+
+    def _refuse_what_lacks(self, said):
+        """A generator that lacks a package or space fails in every level, and for a reason of the host's.
+
+        Raises:
+            Failure: That is what its last words say.
+        """
+        missing = re.search(r"No module named '?([\w.]+)", said)
+        if missing:
+            package = missing.group(1).partition(".")[0]
+            raise Failure(
+                "%s lacks a package: %s" % (self.generator.name, said),
+                kind="no-generator",
+                hint="on the host: %s -m pip install %s" % (self._target.python, package),
+            )
+        if "No space left" in said or "Errno 28" in said:
+            raise Failure(
+                "no space left on %s: %s could not write its result" % (self._folder, self.generator.name),
+                kind="disk-full",
+                hint="free some space there (df -h %s)" % self._folder,
+            )
 
     def _data(self, sent):
         """The data set of a level: the prompts in the seed's order, again from the first where there are too few."""

@@ -276,10 +276,10 @@ def distribution(values):
 
 def distinct(errors):
     """The first few different errors, each in one line: of a traceback the last one says what went wrong."""
-    found = []
+    found: list = []
     for error in errors:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        line = lines[-1][:_ERROR_CHARACTERS] if lines else "an error without a word"
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["an error without a word"]
+        line = lines[-1 if lines[0].startswith("Traceback ") else 0][:_ERROR_CHARACTERS]
         if line not in found:
             found.append(line)
         if len(found) == _MOST_ERRORS:

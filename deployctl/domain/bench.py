@@ -20,7 +20,7 @@ MOST_CONCURRENCY = 4096
 MOST_REQUESTS = 100_000
 MOST_SEED = 2**32 - 1
 MOST_LEVELS = 64
-# Throughputs that differ by less are called even: the same server measured twice differs by as much.
+# Throughputs that differ by less are called even.
 _EVEN = 0.03
 
 
@@ -109,8 +109,14 @@ def request_of(
         raise UsageError("--timeout must be longer than that", hint="--timeout 10m")
     if isinstance(sweep, str):
         sweep = parse_sweep(sweep)
+    levels = DEFAULT_SWEEP if sweep is None else tuple(sweep)
+    if requests_per_level is not None and requests_per_level < max(levels):
+        raise UsageError(
+            f"{requests_per_level} requests are never {max(levels)} at once",
+            hint=f"--requests-per-level {max(levels)} or more, or a smaller sweep",
+        )
     return BenchRequest(
-        levels=DEFAULT_SWEEP if sweep is None else tuple(sweep),
+        levels=levels,
         prompts=load_prompts(prompts or DEFAULT_PROMPTS, root),
         max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
         requests_per_level=requests_per_level,
@@ -296,6 +302,11 @@ def _said(key: str, value: Any) -> str:
     return "4 for each place" if value is None else str(value)
 
 
+def is_even(factor: float) -> bool:
+    """Whether a ratio of two throughputs is no lead: the same server measured twice differs by as much."""
+    return 1 / (1 + _EVEN) < factor < 1 + _EVEN
+
+
 def crossover(a: Record, b: Record, names: tuple[str, str] | None = None) -> list[str]:
     """Who is ahead in output tokens per second, and where that changes.
 
@@ -316,7 +327,7 @@ def crossover(a: Record, b: Record, names: tuple[str, str] | None = None) -> lis
         return ["no concurrency was measured in both"]
 
     def ahead(concurrency: int) -> str:
-        if abs(ratios[concurrency] - 1) < _EVEN:
+        if is_even(ratios[concurrency]):
             return ""
         return left if ratios[concurrency] > 1 else right
 

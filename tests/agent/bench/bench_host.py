@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 from launch_host import LaunchHost, Wire
 
@@ -66,3 +67,11 @@ class BenchHost(LaunchHost):
     def record(self, bench=1, attempt=1):
         """bench.json, or None."""
         return self.state.read_json("attempts", attempt, "bench", bench, "bench.json")
+
+    def file(self, name, bench=1, attempt=1):
+        """A file of a bench."""
+        return Path(self.state.path("attempts", attempt, "bench", bench, name))
+
+    def generators(self):
+        """The load generators that live."""
+        return [process for process, _ in self.marked() if "bench_serving" in process.command]

@@ -107,9 +107,9 @@ class LaunchHost:
         assert "traceback" not in result, result["traceback"]
         return result
 
-    def ask_behind(self, operation, **args):
+    def ask_behind(self, operation, wire=None, **args):
         """Run one operation in a thread; returns its Behind."""
-        behind = Behind(self, operation, args)
+        behind = Behind(self, operation, args, wire)
         self.background.append(behind)
         return behind
 
@@ -203,8 +203,8 @@ class LaunchHost:
 class Behind:
     """An operation that runs in a thread of its own."""
 
-    def __init__(self, host, operation, args):
-        self.wire = Wire()
+    def __init__(self, host, operation, args, wire=None):
+        self.wire = wire or Wire()
         context = host.context(operation, self.wire, **args)
         self.result = None
         self.thread = threading.Thread(target=self._run, args=(context,), daemon=True)
