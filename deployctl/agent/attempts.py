@@ -3,6 +3,7 @@
 attempts/<n>/spec.json     what was asked: profile, argv, log, release, port, marker (written by launch)
 attempts/<n>/run.json      server and keeper: pid, start time (written by the keeper)
 attempts/<n>/exit.json     exit status or signal (written by the keeper)
+attempts/<n>/orphans.json  what lived on when the server ended: pids and start times (written by the keeper)
 attempts/<n>/verdict.json  state, phases, ready_seconds, smoke, crash (written by whoever watched)
 """
 
@@ -32,11 +33,11 @@ def numbers(state):
 
 
 def load(state, number):
-    """One attempt: its spec with `run`, `exit`, `verdict` (each a dict or None); None where it was never begun."""
+    """One attempt: its spec, and `run`, `exit`, `orphans`, `verdict` as far as written; None: it was never begun."""
     spec = state.read_json("attempts", number, "spec.json")
     if spec is None:
         return None
-    for part in ("run", "exit", "verdict"):
+    for part in ("run", "exit", "orphans", "verdict"):
         spec[part] = state.read_json("attempts", number, part + ".json")
     return spec
 
@@ -116,7 +117,7 @@ def survivors(attempt):
     """[Process] of the attempt that live: what carries its mark, and what the living server started or leads.
 
     The mark is found on processes that left the group or lost their parent; the server's session and descendants are
-    found even where a child cleared its environment.
+    found even where a child cleared its environment, and what the keeper saw the server leave behind.
     """
     found = {
         process.pid: process for process, value in processes.marked(attempt["marker"]) if value == attempt["marker"]
@@ -131,6 +132,23 @@ def survivors(attempt):
             for process in everyone.values():
                 if process.sid == server.pid:
                     found[process.pid] = process
+    for process in left_behind(attempt):
+        found.setdefault(process.pid, process)
+    return list(found.values())
+
+
+def left_behind(attempt):
+    """[Process] that the keeper saw living when the server ended, and their descendants, as far as they live."""
+    run = attempt["run"]
+    if not attempt.get("orphans") or run is None or run["boot_id"] != processes.boot_id() or not is_here(attempt):
+        return []
+    first = [pid for pid, start in attempt["orphans"]["processes"] if processes.alive(pid, start)]
+    if not first:
+        return []
+    everyone = processes.snapshot()
+    found = {pid: everyone[pid] for pid in first if pid in everyone}
+    for pid in first:
+        found.update((process.pid, process) for process in processes.descendants(pid, everyone))
     return list(found.values())
 
 

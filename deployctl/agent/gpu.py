@@ -109,7 +109,8 @@ def compute_pids(tools):
 def ours(state):
     """Our servers and whatever they started: {pid: (Process, attempt number)}.
 
-    By the mark in their environment; a living server's session and descendants also where a child cleared it.
+    By the mark in their environment; a living server's session and descendants, and what a dead one left behind, also
+    where a child cleared it.
     """
     known = state.read_json("machine")
     if known is None:
@@ -119,7 +120,11 @@ def ours(state):
     everyone = processes.snapshot()
     for number in attempts.numbers(state):
         attempt = _readable(state, number)
-        if attempt is None or not attempts.is_alive(attempt):
+        if attempt is None:
+            continue
+        for process in attempts.left_behind(attempt):
+            numbers.setdefault(process.pid, (process, number))
+        if not attempts.is_alive(attempt):
             continue
         leader = attempt["run"]["pid"]
         for process in everyone.values():

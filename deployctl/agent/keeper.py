@@ -151,9 +151,46 @@ def keep(folder):
     os.close(log)
     run.update(pid=server.pid, start=start_of(server.pid), pgid=server.pid, at=started)
     write_json(run_path, run)
-    await_end(server.pid, lambda ended: write_reserved(record, exit_path, ended))
+
+    def note_end(ended):
+        left = orphans()
+        if left:
+            # What hides its mark (a cleared environment, a title written over it) can still be told by its descent,
+            # but only now: init adopts it when we go.
+            write_json(os.path.join(folder, "orphans.json"), {"processes": left})
+        write_reserved(record, exit_path, ended)
+
+    await_end(server.pid, note_end)
     server.returncode = 0  # reaped above, behind the back of Popen
     os.close(record)
+
+
+def orphans():
+    """[[pid, start]] of all our living descendants: once the server has ended, what it left behind.
+
+    Empty where there is no /proc, or where orphans are not ours to adopt.
+    """
+    parents = {}
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return []
+    for name in names:
+        if name.isdigit():
+            try:
+                with open("/proc/%s/stat" % name, "rb") as source:
+                    text = source.read()
+            except OSError:
+                continue  # ended meanwhile
+            fields = text[text.rindex(b")") + 2 :].split()
+            if fields[0] not in (b"Z", b"X"):
+                parents[int(name)] = (int(fields[1]), int(fields[19]))
+    ours, grown = {os.getpid()}, True
+    while grown:
+        more = {pid for pid, (parent, _) in parents.items() if parent in ours} - ours
+        ours |= more
+        grown = bool(more)
+    return sorted([pid, parents[pid][1]] for pid in ours if pid != os.getpid())
 
 
 def _reason(error, program):

@@ -40,7 +40,7 @@ def _stop(context):
         chosen = [
             attempt
             for attempt in attempts.listing(context.state)
-            if attempt["marker"] in alive or attempts.is_alive(attempt)
+            if attempt["marker"] in alive or attempts.is_alive(attempt) or attempts.left_behind(attempt)
         ]
     stopped, failures = [], []
     for attempt in chosen:

@@ -92,6 +92,49 @@ def test_children_without_the_mark_are_ended_too(host):
     assert not any(processes.alive(pid, start) for pid, start in starts.items())
 
 
+def test_orphans_without_the_mark_are_known_by_their_descent(host):
+    """A child that cleared its environment and left the session outlives a killed launcher: seen, named and ended."""
+    script = """
+        import subprocess, sys, time
+        sleep = "import subprocess,sys,time; subprocess.Popen([sys.executable,'-c','import time; time.sleep(300)'])"
+        one = subprocess.Popen([sys.executable, "-c", sleep + "; time.sleep(300)"], env={}, start_new_session=True)
+        print(one.pid, flush=True)
+        time.sleep(300)
+    """
+    host.launch("a", argv=host.script(script), wait=False)
+    orphan = int(until(lambda: host.log().read_text().strip()))
+    until(lambda: processes.descendants(orphan))
+    family = [orphan, *(process.pid for process in processes.descendants(orphan))]
+    os.kill(host.server()[0], signal.SIGKILL)
+    until(lambda: host.attempt()["exit"])
+    assert sorted(family) == sorted(entry["pid"] for entry in host.ask("status")["orphans"])
+    entry = stopped(host)["stopped"][0]
+    assert sorted(family) == sorted(item["pid"] for item in entry["ended"])
+    assert entry["note"] == "launcher dead, 2 orphans"
+    assert not any(processes.start_time(pid) for pid in family)
+    assert host.ask("stop")["status"] == "nothing-running"
+
+
+def test_what_was_left_behind_is_not_somebody_elses_by_number(host):
+    """The record's pids count only with their start times, on the same boot."""
+    host.launch("a", argv=host.script("pass"), wait=False)
+    until(lambda: host.attempt()["exit"])
+    mine = [[os.getpid(), processes.start_time(os.getpid()) + 1]]
+    host.state.write_json({"processes": mine}, "attempts", 1, "orphans.json")
+    assert [] == attempts.left_behind(host.attempt())
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        born = processes.start_time(child.pid)
+        host.state.write_json({"processes": [[child.pid, born]]}, "attempts", 1, "orphans.json")
+        assert [child.pid] == [process.pid for process in attempts.left_behind(host.attempt())]
+        run = host.attempt()["run"]
+        host.state.write_json(dict(run, boot_id="another"), "attempts", 1, "run.json")
+        assert [] == attempts.left_behind(host.attempt())
+    finally:
+        child.stdin.close()
+        child.wait(10)
+
+
 def test_a_watcher_sees_a_stop_and_no_crash(host):
     """Whoever follows the load is told who stopped it."""
     behind = host.launch_behind("a", load_s=10)
