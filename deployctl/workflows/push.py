@@ -2,6 +2,7 @@
 
 import secrets
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from deployctl.remote.client import Exchange
 from deployctl.workflows.run import Run
 
 _DONE = ("pushed", "rolled_back")
+# A transaction that lost its client ends by itself; only a program that cannot be ended (state D) keeps it.
+_OUTCOME_PATIENCE_S = 300.0
+_OUTCOME_ROUND_S = 30.0
 
 
 class _Meeting:
@@ -142,33 +146,55 @@ def _one_host(
     return HostReport.from_result(host.name, result)
 
 
-def _ask_outcome(run: Run, operation: str, host: Host, transaction: str, lost: LinkLost) -> HostReport:
-    """An apply is never retried: the journal tells what became of it."""
-    try:
-        answer = run.ask_patiently(host, "outcome", {"transaction": transaction})
-    except Unreachable as error:
-        raise LinkLost(
-            f"{lost.message}; what became of the {operation} is not known, since the host cannot be reached: "
-            f"{error.message}",
+def _ask_outcome(
+    run: Run, operation: str, host: Host, transaction: str, lost: LinkLost, *, for_s: float = _OUTCOME_PATIENCE_S
+) -> HostReport:
+    """An apply is never retried: the journal tells what became of it.
+
+    Args:
+        run, operation, host, transaction: What was asked, and where.
+        lost: How the link broke.
+        for_s: How long to ask on while the transaction still runs there, in seconds.
+
+    Raises:
+        LinkLost: What became of it is not known: the host cannot be reached, or the transaction runs on.
+    """
+    end = time.monotonic() + for_s
+
+    def unknown(why: str) -> LinkLost:
+        return LinkLost(
+            f"{lost.message}; what became of the {operation} is not known, since {why}",
             hint=f"deployctl status --host {host.name}: the tree is at the release before or after, never between",
-        ) from error
-    if answer.get("outcome") == "committed":
-        status = "pushed" if operation == "push" else "rolled_back"
-        details = run.ask_patiently(host, "history")
-        mine = [entry for entry in details["releases"] if entry["release"] == answer["release"]]
-        fields = {
-            "release": answer["release"],
-            "patches": mine[0]["patches"] if mine else [],
-            "transaction": transaction,
-            "warnings": [f"the link broke ({lost.message}), but the {operation} had been committed"],
-        }
-        return HostReport(name=host.name, status=status, fields=fields)
+        )
+
+    try:
+        while True:
+            round_s = min(max(0.0, end - time.monotonic()), _OUTCOME_ROUND_S)
+            answer = run.ask_patiently(host, "outcome", {"transaction": transaction, "timeout_s": round_s})
+            if answer.get("outcome") != "in-progress" or time.monotonic() >= end or run.interrupted.is_set():
+                break
+            run.on_event(host.name, {"event": "link", "text": f"the {operation} still runs there: waiting for its end"})
+        committed = answer.get("outcome") == "committed"
+        history = run.ask_patiently(host, "history").get("releases") or [] if committed else []
+    except Unreachable as error:
+        raise unknown(f"the host cannot be reached: {error.message}") from error
+    if answer["exit"] != 0:
+        return HostReport.from_result(host.name, answer)  # such as a recovery that failed
+    if answer["outcome"] == "in-progress":
+        raise unknown("it still runs there") from lost
+    fields = {"release": answer["release"], "transaction": transaction}
+    if committed:
+        made = next((entry for entry in history if entry["release"] == answer["release"]), None)
+        fields["patches"] = made["patches"] if made else []
+        if made and operation == "push":
+            fields["previous"] = made["parent"]
+        fields["warnings"] = [f"the link broke ({lost.message}), but the {operation} had been committed"]
+        return HostReport(name=host.name, status="pushed" if operation == "push" else "rolled_back", fields=fields)
     problem = {
         "kind": "link-lost",
         "message": f"{lost.message}; the {operation} was not committed and the host is as before",
         "hint": "the same command again",
     }
-    fields = {"release": answer.get("release"), "transaction": transaction}
     return HostReport(name=host.name, status="restored", exit_code=1, error=problem, fields=fields)
 
 
