@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ PAIRS = {"a": ("--agree", "0.65"), "b": ("--agree", "0.7", "--context", "0.1")}
 _LAYERS_OF_B = 8
 _RESERVE_S = 60.0
 _LOAD_S = 330.0
-_REHEARSED = ("a-base-no-overlap", "a-v1-dynamic", "b-base-no-overlap", "b-v1-dynamic")
+_REHEARSED = ("a-base-no-overlap", "a-v1-dynamic", "b-base-no-overlap", "b-v1-dynamic", "b-base-no-overlap-grammar")
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -72,8 +73,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def make_models(session: Session, pairs: Sequence[str]) -> None:
-    """In a process of its own, which gives the GPU's memory back."""
+    """Once a run and pair; in a process of its own, which gives the GPU's memory back."""
     for pair in pairs:
+        if pair in session.results["stages"].get("models", {}):
+            continue
         folder = session.models / pair
         if session.options.rehearse:
             folder.mkdir(parents=True, exist_ok=True)
@@ -90,6 +93,7 @@ def make_models(session: Session, pairs: Sequence[str]) -> None:
         )
         session.record("models", pair, {"exit": done.returncode, "said": done.stdout.strip()})
         if done.returncode:
+            del session.results["stages"]["models"][pair]
             raise RuntimeError(f"the models of pair {pair} could not be made: {done.stderr[-1500:]}")
 
 
@@ -154,17 +158,19 @@ def put_back(session: Session) -> None:
 
 def measure(session: Session) -> None:
     """Every group of stages that is wanted."""
-    pushed = False
-    for group in GROUPS:
-        stages = [stage for stage in group if stage in session.options.stages]
-        if not stages:
-            continue
+    groups = [stages for group in GROUPS if (stages := [stage for stage in group if stage in session.options.stages])]
+    pairs = {arm.pair for arm in needed(session, groups[0])} if groups else set()
+    # The first models are made beside the push; later ones not beside a measurement.
+    making = threading.Thread(target=guarded, args=(session, "models", lambda: make_models(session, sorted(pairs))))
+    making.start()
+    pushed = bool(groups) and groups[0] != ["crashes"] and push(session)
+    making.join()
+    for stages in groups:
         if stages == ["crashes"]:
             if pushed:
                 session.ask("rollback", "--to", "base", timeout_s=120)
             guarded(session, "crashes", lambda: run_group(session, ["crashes"]))
             continue
-        pushed = pushed or push(session)
         if not pushed:
             session.skip(", ".join(stages), f"{PATCH} was not pushed")
             continue

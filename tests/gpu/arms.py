@@ -8,8 +8,8 @@ from typing import Any
 THRESHOLD = 8  # speculation goes off above so many requests
 MAX_RUNNING = 64
 VOCABULARY = 32000  # of the synthetic models
-FIRST_PORT = 30000
-_PORTS_OF_AN_ARM = 100
+FIRST_PORT, LAST_PORT = 20000, 32768  # above are the ports of outgoing connections
+PORTS_OF_AN_ARM = 20
 
 EAGLE = {"speculative-algorithm": "EAGLE", "speculative-num-steps": 5}
 # Top-k above 1 has a tree and runs on the v1 worker; top-k 1 runs on v2, the overlap worker.
@@ -142,21 +142,27 @@ def rehearsal_args() -> dict[str, Any]:
     }
 
 
-def profiles(folder: str, attention_backend: str, *, rehearsal: bool) -> dict[str, Any]:
+def profiles(folder: str, attention_backend: str, *, rehearsal: bool, first_port: int = FIRST_PORT) -> dict[str, Any]:
     """The profiles of hosts.yaml, one an arm.
 
     Args:
         folder: Where the models lie: <folder>/<pair>/target and /draft.
         attention_backend: Of the engine.
         rehearsal: On a CPU, without speculation.
+        first_port: Of the first arm; the next ones follow.
     """
     made = {}
     for number, arm in enumerate(all_arms().values()):
-        port = FIRST_PORT + number * _PORTS_OF_AN_ARM
-        args: dict[str, Any] = {"model-path": f"{folder}/{arm.pair}/target", "port": port, "nccl-port": port + 50}
+        port = first_port + number * PORTS_OF_AN_ARM
+        args: dict[str, Any] = {
+            "model-path": f"{folder}/{arm.pair}/target",
+            "port": port,
+            "nccl-port": port + PORTS_OF_AN_ARM // 2,
+        }
         env = {**ENVIRONMENT, **arm.env, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
         if rehearsal:
             args.update(rehearsal_args())
+            args["grammar-backend"] = arm.args.get("grammar-backend", "none")
             env["SGLANG_USE_CPU_ENGINE"] = "1"
         else:
             args.update(common_args(attention_backend))

@@ -18,11 +18,12 @@ from .verdicts import judge
 LOG_TAG = "gpu"
 BURST = "10"
 _AFTER_CONTINUE_S = 0.3
+_DEAD = "ZX"  # ended, and not yet or just now reaped
 _LOG_TAIL_BYTES = 80_000
 
 
 def processes_of_session(leader: int) -> list[int]:
-    """The pids whose session the process leads, read from /proc."""
+    """The pids that live in the session that a process leads, read from /proc."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -31,7 +32,8 @@ def processes_of_session(leader: int) -> list[int]:
             fields = Path(f"/proc/{name}/stat").read_text()
         except OSError:
             continue  # it has just ended
-        if int(fields[fields.rindex(")") + 2 :].split()[3]) == leader:
+        state, _, _, session = fields[fields.rindex(")") + 2 :].split()[:4]
+        if int(session) == leader and state not in _DEAD:
             found.append(int(name))
     return found
 
@@ -82,7 +84,7 @@ class Server:
             state = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
             return False
-        return state[state.rindex(")") + 2] not in "ZX"
+        return state[state.rindex(")") + 2] not in _DEAD
 
     @contextlib.contextmanager
     def running(self) -> Iterator["Server"]:

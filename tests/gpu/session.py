@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -63,7 +64,7 @@ class Session:
         self.vocabulary = REHEARSAL_VOCABULARY if options.rehearse else arms.VOCABULARY
         self.outputs: dict[Any, Any] = {}  # what one stage needs of another and nobody wants to read
         self._transcript = out / "transcript.txt"
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         out.mkdir(parents=True, exist_ok=True)
         work.mkdir(parents=True, exist_ok=True)
         self._write_hosts()
@@ -88,7 +89,10 @@ class Session:
             "hosts": {HOST: {"connection": "local"}},
             "groups": {"default": [HOST]},
             "profiles": arms.profiles(
-                str(self.models), self.options.attention_backend, rehearsal=self.options.rehearse
+                str(self.models),
+                self.options.attention_backend,
+                rehearsal=bool(self.options.rehearse),
+                first_port=free_ports(),
             ),
         }
         (self.work / "hosts.yaml").write_text(json.dumps(hosts, indent=1))  # JSON is YAML
@@ -139,13 +143,15 @@ class Session:
 
     def record(self, stage: str, key: str, value: Any) -> None:
         """Keep a result, on disk at once."""
-        self.results["stages"].setdefault(stage, {})[key] = value
-        self.save()
+        with self._guard:
+            self.results["stages"].setdefault(stage, {})[key] = value
+            self.save()
 
     def verdicts(self, found: Iterable[Verdict]) -> None:
         """Keep verdicts, and say them."""
         for verdict in found:
-            self.results["verdicts"].append(verdict.as_json())
+            with self._guard:
+                self.results["verdicts"].append(verdict.as_json())
             self.say(
                 f"{verdict.outcome:7s} {verdict.stage}: {verdict.what}: {verdict.value} {verdict.wanted}", verdict.note
             )
@@ -153,13 +159,15 @@ class Session:
 
     def skip(self, what: str, why: str) -> None:
         """Keep that something was not run."""
-        self.results["skipped"].append({"what": what, "why": why})
+        with self._guard:
+            self.results["skipped"].append({"what": what, "why": why})
         self.say(f"not run: {what}: {why}")
 
     def error(self, where: str, error: BaseException) -> None:
         """Keep a fault of one part; the others go on."""
         trace = "".join(traceback.format_exception(error))[-4000:]
-        self.results["errors"].append({"where": where, "error": repr(error)[:500], "traceback": trace})
+        with self._guard:
+            self.results["errors"].append({"where": where, "error": repr(error)[:500], "traceback": trace})
         self.say(f"ERROR {where}: {error!r}"[:600])
         print(trace, flush=True)
         self.save()
@@ -171,6 +179,29 @@ class Session:
             temporary = self.out / "results.json.new"
             temporary.write_text(text)
             temporary.replace(self.out / "results.json")
+
+
+def free_ports() -> int:
+    """The first of a row of ports that are free now, one block an arm.
+
+    Raises:
+        RuntimeError: There is no such row.
+    """
+    count = len(arms.all_arms()) * arms.PORTS_OF_AN_ARM
+    for first in range(arms.FIRST_PORT, arms.LAST_PORT - count, count):
+        if all(_is_free(port) for port in range(first, first + count, arms.PORTS_OF_AN_ARM // 2)):
+            return first
+    raise RuntimeError(f"no {count} free ports between {arms.FIRST_PORT} and {arms.LAST_PORT}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def machine() -> Mapping[str, Any]:

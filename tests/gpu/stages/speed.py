@@ -13,7 +13,7 @@ from . import on_server
 NEEDS = ("a-base-no-overlap", "a-v1-dynamic", "a-v2-dynamic", "a-base", "a-v1", "a-v2")
 REFERENCE = "a-base-no-overlap"
 LEVELS, QUICK_LEVELS = (1, 4, 10, 16, 32, 48, 64), (1, 4, 32, 64)
-TOKENS, REHEARSAL_TOKENS = 384, 16
+TOKENS, REHEARSAL_TOKENS, REPEATS = 384, 16, 3
 _WARM_UP_TOKENS, _WARM_UP_PROMPTS = 24, 10_000
 
 
@@ -27,58 +27,64 @@ def tokens_of(session: Session) -> int:
     return REHEARSAL_TOKENS if session.options.rehearse else TOKENS
 
 
-async def measure_level(
-    client: Client, server: Server, concurrency: int, tokens: int, repeats: int
-) -> tuple[dict, list]:
-    """One concurrency: ({throughputs, acceptance, log summary}, what was written)."""
-    await client.batch(range(_WARM_UP_PROMPTS, _WARM_UP_PROMPTS + concurrency), _WARM_UP_TOKENS)
-    mark, speeds, lengths, answers = server.log.mark(), [], [], []
-    for _ in range(repeats):
-        requests = [client.generate(prompt(number), tokens) for number in range(concurrency)]
-        answers, took_s = await timed(asyncio.gather(*requests))
-        speeds.append(sum(answer["meta_info"]["completion_tokens"] for answer in answers) / took_s)
-        lengths += [answer["meta_info"].get("spec_accept_length") for answer in answers]
-    lengths = [length for length in lengths if length]
+async def measure_round(
+    client: Client, server: Server, concurrency: int, tokens: int, *, warm_up: bool
+) -> tuple[dict[str, Any], list[list[int]]]:
+    """One concurrency once: ({throughput, acceptance lengths, decode steps of the log}, what was written)."""
+    if warm_up:
+        await client.batch(range(_WARM_UP_PROMPTS, _WARM_UP_PROMPTS + concurrency), _WARM_UP_TOKENS)
+    mark = server.log.mark()
+    requests = [client.generate(prompt(number), tokens) for number in range(concurrency)]
+    answers, took_s = await timed(asyncio.gather(*requests))
+    lengths = [answer["meta_info"].get("spec_accept_length") for answer in answers]
     found = {
-        "tokens_per_s": [round(speed, 1) for speed in speeds],
-        "best_tokens_per_s": round(max(speeds), 1),
-        "accept_length": round(sum(lengths) / len(lengths), 3) if lengths else None,
-        "log": decode_log.summary(decode_log.steps(server.log.since(mark)), concurrency),
+        "tokens_per_s": sum(answer["meta_info"]["completion_tokens"] for answer in answers) / took_s,
+        "accept_lengths": [length for length in lengths if length],
+        "steps": decode_log.steps(server.log.since(mark)),
     }
     return found, [answer["output_ids"] for answer in answers]
 
 
-def sweep(session: Session, fleet: Fleet, key: str) -> None:
-    """All concurrencies on one arm; each level is kept as soon as it is there."""
-    levels, repeats = levels_of(session), 1 if session.options.quick else 2
-    kept: dict[int, Any] = {}
-    outputs: dict[int, list] = session.outputs.setdefault(("speed", key), {})
+def summary_of(rounds: list[dict[str, Any]], concurrency: int) -> dict[str, Any]:
+    """All rounds of one arm at one concurrency."""
+    speeds = [one["tokens_per_s"] for one in rounds]
+    lengths = [length for one in rounds for length in one["accept_lengths"]]
+    return {
+        "tokens_per_s": [round(speed, 1) for speed in speeds],
+        "best_tokens_per_s": round(max(speeds), 1),
+        "accept_length": round(sum(lengths) / len(lengths), 3) if lengths else None,
+        "log": decode_log.summary([step for one in rounds for step in one["steps"]], concurrency),
+    }
 
-    async def work(client: Client, server: Server) -> None:
-        for concurrency in levels:
-            if session.clock.left_s() < 6:
-                session.skip(f"sweep of {key} at {concurrency}", "no time left")
-                return
-            found, written = await measure_level(client, server, concurrency, tokens_of(session), repeats)
-            reference = session.outputs.get(("speed", REFERENCE), {})
-            outputs[concurrency] = written
-            if reference:
-                found["equal"] = verdicts.compared(written, reference[max(reference)])
-            kept[concurrency] = found
-            session.record("speed", key, kept)
-            session.say(
-                f"{key:18s} C={concurrency:3d} {found['tokens_per_s']} tok/s, accept {found['accept_length']},"
-                f" log {found['log']}, equal {found.get('equal', {}).get('equal')}"
-            )
 
-    on_server(session, fleet, key, "sweep", work)
+def measure_concurrency(session: Session, fleet: Fleet, concurrency: int) -> None:
+    """All arms at one concurrency, in turns: what slows the machine down for some seconds must not meet one arm only."""
+    rounds: dict[str, list[dict[str, Any]]] = {}
+    for number in range(1 if session.options.quick else REPEATS):
+        for key in NEEDS:
+
+            async def work(client: Client, server: Server, *, first: bool = number == 0) -> Any:
+                return await measure_round(client, server, concurrency, tokens_of(session), warm_up=first)
+
+            found = on_server(session, fleet, key, f"{concurrency} requests at once", work)
+            if found is not None:
+                rounds.setdefault(key, []).append(found[0])
+                session.outputs.setdefault(("speed", key), {})[concurrency] = found[1]
+    reference = session.outputs.get(("speed", REFERENCE), {}).get(concurrency)
+    for key, measured in rounds.items():
+        kept = session.results["stages"].get("speed", {}).get(key, {})
+        kept[concurrency] = summary_of(measured, concurrency)
+        if reference:
+            kept[concurrency]["equal"] = verdicts.compared(session.outputs["speed", key][concurrency], reference)
+        session.record("speed", key, kept)
+        session.say(f"{key:18s} C={concurrency:3d} {kept[concurrency]}")
 
 
 def run(session: Session, fleet: Fleet) -> None:
     """The sweeps, the ratios, and what they must be."""
     marks = {key: server.log.mark() for key, server in fleet.servers.items()}
-    for key in NEEDS:
-        sweep(session, fleet, key)
+    for concurrency in levels_of(session):
+        measure_concurrency(session, fleet, concurrency)
     measured = session.results["stages"].get("speed", {})
     sweeps = {
         key.removeprefix("a-"): {level: found["best_tokens_per_s"] for level, found in levels.items()}
