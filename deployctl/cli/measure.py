@@ -26,6 +26,7 @@ AndBench = Annotated[bool, typer.Option("--bench", help="Then measure it; --swee
 def add_to(app: typer.Typer) -> None:
     """Add the commands of this module to the program."""
     app.command(epilog="Example: deployctl bench --sweep 1,2,4,8 --prompts agentic")(bench)
+    app.command(epilog="Example: deployctl compare t0_base t1_eagle; deployctl compare 3 gpu-2:7 --patch-diff")(compare)
 
 
 def bench(
@@ -62,6 +63,38 @@ def bench(
             timeout_s=timeout,
         )
         session.finish(workflow.bench(session.run(), session.hosts, request, attempt=attempt, log_tag=log_tag))
+
+
+def compare(
+    names: Annotated[
+        list[str], typer.Argument(help="Attempts by number or log tag, or HOST:NUMBER, HOST:TAG.", metavar="A B [C...]")
+    ],
+    hosts: Hosts = None,
+    patch_diff: Annotated[
+        bool, typer.Option("--patch-diff", help="Also the diff between the files that they ran.")
+    ] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="A line for each attempt and concurrency.")] = False,
+    config: Config = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Set attempts side by side: throughput and latency by concurrency, settings that differ, load phases."""
+    with Session("compare", hosts=hosts, config=config, as_json=as_json, verbose=verbose, debug=debug) as session:
+        from deployctl.domain.compare import parse_names
+        from deployctl.errors import UsageError
+        from deployctl.render import compare as render
+        from deployctl.workflows import compare as workflow
+
+        if as_csv and (as_json or patch_diff):
+            raise UsageError("--csv goes neither with --json nor with --patch-diff", hint="deployctl compare --help")
+        wanted = parse_names(names)
+        asked = workflow.hosts_of(session.inventory, wanted, hosts or [])
+        report, result = workflow.compare(session.run(asked), wanted, asked, patch_diff=patch_diff)
+        if result is None or as_json:
+            session.finish(report)
+        else:
+            render.show(result, as_csv=as_csv)
 
 
 def after_launch(
