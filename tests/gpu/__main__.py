@@ -18,22 +18,23 @@ from typing import Any
 from . import arms, tables, verdicts
 from .servers import Fleet
 from .session import PROJECT, Clock, Session, machine
-from .stages import crashes, features, life, meaning, profile, speed
+from .stages import bench, crashes, features, life, meaning, profile, speed
 
 PATCH = "dynamic_spec/v4"
 # One pair of models after the other: all servers at once do not fit on a card.
-GROUPS: tuple[tuple[str, ...], ...] = (("speed", "life", "profile"), ("meaning", "features"), ("crashes",))
+GROUPS: tuple[tuple[str, ...], ...] = (("speed", "life", "profile"), ("meaning", "features", "bench"), ("crashes",))
 STAGES: dict[str, Any] = {
     "speed": speed,
     "life": life,
     "profile": profile,
     "meaning": meaning,
     "features": features,
+    "bench": bench,
     "crashes": crashes,
 }
 PAIRS = {"a": ("--agree", "0.65"), "b": ("--agree", "0.7", "--context", "0.1")}
 _LAYERS_OF_B = 8
-_RESERVE_S = 60.0
+_RESERVE_S = 75.0
 _LOAD_S = 330.0
 _REHEARSED = ("a-base-no-overlap", "a-v1-dynamic", "b-base-no-overlap", "b-v1-dynamic", "b-base-no-overlap-grammar")
 

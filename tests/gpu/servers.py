@@ -144,7 +144,7 @@ class Fleet:
         """Follow one load to ready and through its burst; then it stands still."""
         try:
             words = ("wait", "--attempt", str(server.attempt), "--burst", BURST, "--timeout", f"{int(limit_s)}s")
-            answer = self.session.ask(*words, timeout_s=limit_s + 90)
+            answer = self.session.ask(*words, timeout_s=limit_s + 45)
             # A server whose smoke or burst was wrong is left running by deployctl, and worth measuring.
             server.ready = answer.get("state") in ("ready", "smoke_failed")
             kept = {key: answer.get(key) for key in ("state", "ready_seconds", "phases", "smoke", "error", "problem")}

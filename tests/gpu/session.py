@@ -84,7 +84,7 @@ class Session:
                 "state_dir": str(self.work / "state"),
                 "log_dir": str(self.work / "logs"),
                 # Servers that hold a GPU end slowly in order, and nobody waits for their answers any more.
-                "limits": {"term_grace": "4s", "burst": "60s"},
+                "limits": {"term_grace": "2s", "burst": "60s"},
             },
             "hosts": {HOST: {"connection": "local"}},
             "groups": {"default": [HOST]},

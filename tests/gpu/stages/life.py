@@ -40,11 +40,11 @@ def run(session: Session, fleet: Fleet) -> None:
             "soak": lambda c, s: soak(c, s, QUICK_SOAK_S if session.options.quick else SOAK_S, outputs),
         }
         for name, part in parts.items():
-            found = on_server(session, fleet, key, name, part, need_s=20.0)
+            found = on_server(session, fleet, key, name, part, need_s=15.0 if name == "flap" else 25.0)
             if found is not None:
                 session.record("life", f"{key} {name}", found)
                 session.say(key, name, {k: v for k, v in found.items() if k != "phases"})
-            session.verdicts(_verdicts(key, name, found))
+            session.verdicts(_verdicts(key, name, found, speculates=not session.options.rehearse))
         if server:
             text = server.log.since(mark)
             leaks = decode_log.leak_lines(text)
@@ -54,7 +54,7 @@ def run(session: Session, fleet: Fleet) -> None:
                     verdicts.judge(
                         "life", f"{key}: lines that tell of a leak", len(leaks), holds=not leaks, wanted="= 0"
                     ),
-                    speed.off_uses_graphs("life", key, text),
+                    *speed.while_off("life", key, text),
                 ]
             )
 
@@ -73,7 +73,7 @@ def _expected(session: Session, fleet: Fleet) -> tuple[list[list[int]], list[int
     return on_server(session, fleet, speed.REFERENCE, "what should be written", ask, need_s=15.0)
 
 
-def _verdicts(key: str, name: str, found: dict[str, Any] | None) -> list[verdicts.Verdict]:
+def _verdicts(key: str, name: str, found: dict[str, Any] | None, *, speculates: bool) -> list[verdicts.Verdict]:
     if found is None:
         return [verdicts.judge("life", f"{key} {name}: wrong outputs", None, holds=None)]
     made = [
@@ -86,6 +86,9 @@ def _verdicts(key: str, name: str, found: dict[str, Any] | None) -> list[verdict
         ),
         verdicts.judge("life", f"{key} {name}: failed requests", found["failures"], holds=not found["failures"]),
     ]
+    if speculates:
+        switches = found["switches"]
+        made.append(verdicts.judge("life", f"{key} {name}: switches", switches, holds=switches >= 2, wanted=">= 2"))
     if "long_request_right" in found:
         made.append(
             verdicts.judge(
