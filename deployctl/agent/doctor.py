@@ -1,5 +1,6 @@
 """Everything a push or a launch would need, looked at without changing anything."""
 
+import errno
 import glob
 import os
 import pwd
@@ -72,7 +73,10 @@ def _package(context):
         detail += "; " + "; ".join(found.warnings)
     locked = next((folder for folder, _, _ in os.walk(found.directory) if not os.access(folder, os.W_OK)), None)
     if locked is not None:
-        return False, "%s: %s is not writable" % (detail, locked), "set `user` of this host to the package's owner"
+        if os.statvfs(locked).f_flag & os.ST_RDONLY:
+            failure = disk_failure(OSError(errno.EROFS, ""), locked)
+            return False, "%s; %s" % (detail, failure.message), failure.hint
+        return False, "%s; %s is not writable" % (detail, locked), "set `user` of this host to the package's owner"
     disk = os.statvfs(found.directory)
     if disk.f_bavail * disk.f_frsize < _SPARE:
         free = disk.f_bavail * disk.f_frsize >> 20
@@ -120,6 +124,10 @@ def _journal(context):
     if entry is None:
         now = releases.current(context.state)
         return True, "release %d" % now["number"] if now else "nothing was pushed yet", ""
+    found = lock.current_holder(context.state)
+    if found or context.state.read_json("journal.json") != entry:
+        who = (found or entry).get("operator")
+        return None, "a %s of %s is in progress" % (entry["operation"], who), "wait for its end: deployctl status"
     return None, "an interrupted %s is open" % entry["operation"], "deployctl status recovers it"
 
 

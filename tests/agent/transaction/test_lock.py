@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from sshd_rig import until
 from support import Box, edit, everything, make_context, perform, perform_push, threshold
 
 from deployctl.agent import lock
@@ -89,6 +90,23 @@ def test_outcome_waits_for_a_transaction_that_still_runs(near):
         background.go.write_text("")
         asking.join(20)
     assert [("committed", 1)] == [(answer["outcome"], answer["release"]) for answer in answers]
+
+
+def test_doctor_tells_a_push_at_work_from_an_interrupted_one(near):
+    """The same open transaction: in progress while its holder lives, interrupted when it was killed."""
+
+    def journal() -> tuple:
+        checks = {check["name"]: check for check in perform(near, "doctor")["checks"]}
+        return checks["journal"]["detail"], checks["journal"]["hint"]
+
+    background = Background(near)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "excepthook", lambda *_: None)
+        with background:
+            assert ("a push of ann@example.org is in progress", "wait for its end: deployctl status") == journal()
+            os.kill(background.pid, signal.SIGKILL)
+            until(lambda: lock.current_holder(make_context(near, "doctor").state) is None, what="the end of the holder")
+            assert ("an interrupted push is open", "deployctl status recovers it") == journal()
 
 
 def test_another_name_of_the_same_machine(near):
