@@ -263,9 +263,10 @@ def measured_by_some(sides: Sequence[Side]) -> dict[int, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which side to keep: its place (None where they are even), by which concurrency, and why, in a sentence."""
+    """Which side to keep: its place, whether another one is as good, by which concurrency, and why, in a sentence."""
 
-    place: int | None
+    place: int
+    even: bool
     concurrency: int
     reason: str
 
@@ -273,7 +274,8 @@ class Decision:
 def may_serve(attempt: Mapping[str, Any]) -> bool:
     """Whether an attempt's server could be started again with a clear conscience: it was ready, and did not fail."""
     smoke = attempt.get("smoke")
-    return attempt["ready_seconds"] is not None and attempt["state"] != "crashed" and not (smoke and not smoke["ok"])
+    failed = attempt["state"] in ("crashed", "smoke_failed") or (smoke and not smoke["ok"])
+    return attempt["ready_seconds"] is not None and not failed
 
 
 def decide(sides: Sequence[Side], at: int | None = None) -> Decision:
@@ -305,10 +307,11 @@ def decide(sides: Sequence[Side], at: int | None = None) -> Decision:
     order = sorted(speeds, key=lambda place: speeds[place], reverse=True)
     best = order[0]
     if len(order) == 1:
-        return Decision(best, concurrency, f"{sides[best].label} alone served without fault")
+        return Decision(best, False, concurrency, f"{sides[best].label} alone served without fault")
     second = order[1]
     factor = speeds[best] / speeds[second] if speeds[second] else math.inf
-    names = f"{sides[best].label} and {sides[second].label}"
     if is_even(factor):
-        return Decision(None, concurrency, f"{names} are even at C={concurrency}")
-    return Decision(best, concurrency, f"{sides[best].label} is {factor:.2f}x {sides[second].label} at C={concurrency}")
+        names = " and ".join(sides[place].label for place in sorted(order[:2]))
+        return Decision(best, True, concurrency, f"{names} are even at C={concurrency}")
+    lead = f"{sides[best].label} is {factor:.2f}x {sides[second].label} at C={concurrency}"
+    return Decision(best, False, concurrency, lead)
