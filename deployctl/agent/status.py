@@ -27,7 +27,7 @@ def status(context):
     result["server"] = _part(result, lambda: _server(context, everything))
     result["orphans"] = _part(result, lambda: _orphans(context, everything)) or []
     newest = everything[-1] if everything else None
-    summary = _part(result, lambda: attempts.summary(context, newest)) if newest else None
+    summary = _part(result, lambda: _newest(context, newest)) if newest else None
     result["attempt"] = summary
     found = _part(result, lambda: gpu.report(context)) or {}
     result["gpus"] = found.get("gpus", [])
@@ -46,6 +46,15 @@ def status(context):
             result["exit"] = EXIT_CRASHED
             result["error"] = _error("crashed", "attempt %d crashed" % summary["attempt"], "deployctl logs --crash")
     return result
+
+
+def _newest(context, attempt):
+    """The newest attempt in one line, with its cause also where nobody watched it crash."""
+    found = attempts.summary(context, attempt)
+    if found["state"] == attempts.CRASHED and found["cause"] is None:
+        scanner = crash.scan_log(attempt["log"])
+        found["cause"] = crash.diagnose(context.state, attempt, scanner, attempt["exit"])["cause"]
+    return found
 
 
 def _error(kind, message, hint):

@@ -134,7 +134,7 @@ def smoke(
                 "--expect and --max-tokens go with --prompt", hint="deployctl smoke --prompt TEXT --expect REGEX"
             )
         args = smoke_arguments(attempt=attempt, burst=burst, prompt=prompt, expect=expect, max_tokens=max_tokens)
-        session.finish(serve.ask_each(session.run(), "smoke", session.hosts, args))
+        session.finish(serve.read_each(session.run(), "smoke", session.hosts, args))
 
 
 def logs(

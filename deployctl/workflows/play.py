@@ -174,7 +174,7 @@ def perform(run: Run, step: Step, hosts: Sequence[Host], on_data: logs.OnData) -
                 burst=args.get("burst"),
             )
         case "smoke":
-            return serve.ask_each(run, "smoke", hosts, smoke_arguments(**args))
+            return serve.read_each(run, "smoke", hosts, smoke_arguments(**args))
         case "logs":
             return logs.logs(run, hosts, args, on_data)
         case "status" | "history" | "doctor":

@@ -166,6 +166,34 @@ def test_a_link_that_is_down_is_survived_quietly_and_left_by_ctrl_c(tmp_path):
         assert "ready" == rig.host("wait", "--no-smoke")["status"]
 
 
+def connections_to(port: int) -> int:
+    """Established connections whose near end is a port of this machine."""
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(fields[3] == "01" and int(fields[1].rpartition(":")[2], 16) == port for fields in rows)
+
+
+def test_a_smoke_whose_link_breaks_is_asked_again(tmp_path):
+    """The answer was on its way: the same generation is asked for again, and its result is the command's."""
+    with Rig(tmp_path) as rig, Relay(rig.sshd.port) as relay:
+        rig.sshd.known_hosts.write_text(
+            "".join(f"[127.0.0.1]:{port} {rig.sshd.host_key_line}\n" for port in (relay.port, rig.sshd.port))
+        )
+        rig.write_hosts(port=relay.port)
+        launched = rig.host("launch", "--log-tag", "a", "--no-smoke")
+        port = int(launched["url"].rpartition(":")[2])
+        os.killpg(launched["pid"], signal.SIGSTOP)
+        try:
+            process = rig.start("smoke", "--json")
+            until(lambda: connections_to(port), what="the request")
+            relay.cut()
+            relay.heal()
+        finally:
+            os.killpg(launched["pid"], signal.SIGCONT)
+        out, err = process.communicate(timeout=60)
+        assert 0 == process.returncode, err
+        assert json.loads(out)["hosts"]["10.1.230.174"]["smoke"]["ok"]
+
+
 def test_relaunch_tells_what_is_not_as_it_was_and_what_was_rolled_back(rig):
     """Words of the earlier command line that hosts.yaml does not hold are named; the rollback is in the one object."""
     assert "pushed" == rig.host("push", "--patch", "v3")["status"]

@@ -76,6 +76,14 @@ def test_status_check_of_a_crash(host):
     assert 0 == host.ask("status")["exit"]
 
 
+def test_a_crash_that_nobody_watched_has_a_cause(host):
+    """Status reads the log where no watcher has; it writes no verdict of its own."""
+    host.launch("a", argv=host.script("raise ValueError('not this way')"), wait=False)
+    until(lambda: host.attempt()["exit"])
+    assert "ValueError: not this way" == host.ask("status")["attempt"]["cause"]
+    assert (host.attempt()["verdict"] or {}).get("state") != "crashed"
+
+
 def test_what_a_load_is_at(host, monkeypatch):
     """The phase from the log; ready as soon as it is, also when nobody watched; unknown where it does not answer."""
     host.launch("a", load_s=0.1, wait=False)
