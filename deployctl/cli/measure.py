@@ -84,6 +84,7 @@ def compare(
         from deployctl.domain.compare import parse_names
         from deployctl.errors import UsageError
         from deployctl.render import compare as render
+        from deployctl.render.terminal import neutral, out, say
         from deployctl.workflows import compare as workflow
 
         if as_csv and (as_json or patch_diff):
@@ -93,8 +94,13 @@ def compare(
         report, result = workflow.compare(session.run(asked), wanted, asked, patch_diff=patch_diff)
         if result is None or as_json:
             session.finish(report)
+        elif as_csv:
+            out(result.as_csv().rstrip("\n"))
+            for text in (*result.warnings, *result.next_commands):
+                say(neutral(text))
         else:
-            render.show(result, as_csv=as_csv)
+            for line in render.lines(report.extra):
+                out(line)
 
 
 def after_launch(

@@ -57,6 +57,10 @@ class Comparison:
                 }
                 for row in self.rows
             ],
+            "measured_only_by": [
+                {"concurrency": concurrency, "attempts": by}
+                for concurrency, by in compare.measured_by_some(self.sides).items()
+            ],
             "crossover": [
                 {
                     "attempt": side.label,

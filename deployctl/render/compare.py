@@ -1,149 +1,141 @@
-"""A comparison as text: who is compared, the numbers by concurrency, bars, and in what the attempts differ."""
+"""A comparison as text, from its JSON: who is compared, the numbers by concurrency, bars, and what differs."""
 
 import shutil
 import string
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from deployctl.domain.bench import Level
-from deployctl.domain.compare import Row, Side, measured_by_some
-from deployctl.domain.comparison import Comparison
 from deployctl.render.bench import number
-from deployctl.render.terminal import coloured, duration, neutral, out, say, style, table
+from deployctl.render.terminal import coloured, duration, neutral, style, table
 
-_KINDS = {
-    "run": "",
-    "argument": "argument ",
-    "environment": "environment ",
-    "server": "server says ",
-}
+_KINDS = {"run": "", "argument": "argument ", "environment": "environment ", "server": "server says "}
 _LEAST_BAR = 10
 _MOST_BAR = 60
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def show(result: Comparison, *, as_csv: bool = False) -> None:
-    """Print it; as CSV what belongs to no column goes to stderr."""
-    if not as_csv:
-        for line in lines(result):
-            out(line)
-        return
-    sys.stdout.write(result.as_csv())
-    for text in (*result.warnings, *(f"next: {command}" for command in result.next_commands)):
-        say(neutral(text))
+def lines(value: Mapping[str, Any]) -> list[str]:
+    """Everything, the patch diffs last.
 
-
-def lines(result: Comparison) -> list[str]:
-    """Everything, the patch diffs last."""
-    letters = [string.ascii_lowercase[place % 26] for place in range(len(result.sides))]
-    shown = [_about(letter, side) for letter, side in zip(letters, result.sides, strict=True)]
-    if result.rows:
-        shown += ["", *_levels(letters, result)]
-    if result.headlines:
-        shown += ["", *(style(neutral(line), "bold") for line in result.headlines)]
-    if result.rows:
-        shown += ["", *bars(result)]
-    labels = [neutral(side.label) for side in result.sides]
-    if result.differences:
+    Args:
+        value: What `Comparison.as_json` makes.
+    """
+    labels = [side["label"] for side in value["attempts"]]
+    shown = [_about(letter, side) for letter, side in zip(string.ascii_lowercase, value["attempts"], strict=False)]
+    if value["levels"]:
+        shown += ["", *_levels(labels, value)]
+    if value["headlines"]:
+        shown += ["", *(style(neutral(line), "bold") for line in value["headlines"])]
+    if value["levels"]:
+        shown += ["", *bars(labels, value["levels"])]
+    heads = [neutral(label) for label in labels]
+    if value["differences"]:
         cells = [
-            [neutral(_KINDS[one.kind] + one.name), *(neutral("-" if v is None else v) for v in one.values)]
-            for one in result.differences
+            [neutral(_KINDS[one["kind"]] + one["name"]), *(neutral(one["values"][label] or "-") for label in labels)]
+            for one in value["differences"]
         ]
-        shown += ["", *table(cells, ["differs", *labels])]
-    if result.phases:
+        shown += ["", *table(cells, ["differs", *heads])]
+    if value["phases"]:
         cells = [
-            [neutral(name), *("-" if one is None else duration(one) for one in seconds)]
-            for name, seconds in result.phases
+            [neutral(phase["name"]), *(_seconds(phase["seconds"][label]) for label in labels)]
+            for phase in value["phases"]
         ]
-        shown += ["", *table(cells, ["load phase", *labels])]
-    if result.warnings:
-        shown += ["", *(style(neutral(f"warning: {text}"), "yellow") for text in result.warnings)]
-    for side in result.sides:
-        if side.record is None:
-            shown.append(style(neutral(f"{side.label} has no bench"), "yellow"))
-    shown += [f"  next: {command}" for command in result.next_commands]
-    for one in result.patch_diffs or ():
-        shown += ["", style(neutral(f"from {labels[0]} to {one.label}"), "bold")]
-        shown += [style(neutral(f"  {one.note}"), "yellow")] if one.note else []
-        if one.text:
-            shown += [_diff_line(line) for line in one.text.rstrip("\n").split("\n")]
-        elif not one.note:
-            shown.append("  both ran the same files")
+        shown += ["", *table(cells, ["load phase", *heads])]
+    if value["warnings"]:
+        shown += ["", *(style(neutral(f"warning: {text}"), "yellow") for text in value["warnings"])]
+    unmeasured = [side["label"] for side in value["attempts"] if side["bench"] is None]
+    if unmeasured:
+        shown += ["", style(neutral(f"without a bench: {', '.join(unmeasured)}"), "yellow")]
+        shown += [f"  next: {neutral(command)}" for command in value["next"]]
+    for one in value.get("patch_diffs") or ():
+        shown += ["", *_patch_diff(one)]
     return shown
 
 
-def _about(letter: str, side: Side) -> str:
-    attempt = side.attempt
-    patches = " + ".join(attempt["patches"]) or "base"
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else duration(value)
+
+
+def _about(letter: str, side: Mapping[str, Any]) -> str:
     parts = [
-        f"attempt {attempt['attempt']} on {side.host}",
-        patches,
-        f"{attempt['profile']}, {attempt['state']}",
-        f"engine {attempt['version']}" if attempt["version"] else "",
-        f"bench {side.record.bench}" if side.record else "no bench",
+        f"attempt {side['attempt']} on {side['host']}",
+        " + ".join(side["patches"]) or "base",
+        f"{side['profile']}, {side['state']}",
+        f"engine {side['version']}" if side["version"] else "",
+        f"bench {side['bench']['bench']}" if side["bench"] else "no bench",
     ]
-    return neutral(f"{letter}  {side.label}: {', '.join(part for part in parts if part)}")
+    return neutral(f"{letter}  {side['label']}: {', '.join(part for part in parts if part)}")
 
 
-def _levels(letters: Sequence[str], result: Comparison) -> list[str]:
+def _levels(labels: Sequence[str], value: Mapping[str, Any]) -> list[str]:
     """The table by concurrency; the columns of one kind stand together."""
-    first = letters[0]
-    header = ["C", *(f"tok/s {letter}" for letter in letters), *(f"{letter}/{first}" for letter in letters[1:])]
-    columns: list[tuple[str, Callable[[Level], str]]] = [
-        ("TTFT", lambda level: number(level.ttft_ms.p50)),
-        ("TPOT", lambda level: number(level.tpot_ms.p50, 2)),
+    letters = string.ascii_lowercase[: len(labels)]
+    header = ["C", *(f"tok/s {letter}" for letter in letters), *(f"{letter}/a" for letter in letters[1:])]
+    columns: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = [
+        ("TTFT", lambda level: number(level["ttft_ms"]["p50"])),
+        ("TPOT", lambda level: number(level["tpot_ms"]["p50"], 2)),
     ]
-    if any(level and level.accept_length is not None for row in result.rows for level in row.levels):
-        columns.append(("accept", lambda level: number(level.accept_length, 2)))
+    levels = [row["attempts"][label] for row in value["levels"] for label in labels]
+    if any(level and level["accept_length"] is not None for level in levels):
+        columns.append(("accept", lambda level: number(level["accept_length"], 2)))
     for name, _ in columns:
         header += [f"{name} {letter}" for letter in letters]
     cells = []
-    for row in result.rows:
-        line = [str(row.concurrency), *(_throughput(row, place) for place in range(len(letters)))]
-        line += ["-" if ratio is None else f"{ratio:.2f}x" for ratio in row.ratios[1:]]
-        for _, text in columns:
-            line += [text(level) if level and level.good else "-" for level in row.levels]
-        cells.append(line)
-    partial: dict[str, list[str]] = {}
-    for concurrency, labels in measured_by_some(result.sides).items():
-        partial.setdefault(", ".join(labels), []).append(f"C={concurrency}")
-    only = [style(neutral(f"only {who} at {', '.join(levels)}"), "yellow") for who, levels in partial.items()]
+    for row in value["levels"]:
+        told = [row["attempts"][label] for label in labels]
+        cell = [str(row["concurrency"])]
+        cell += [_throughput(level, best=row["best"] == label) for label, level in zip(labels, told, strict=True)]
+        cell += [f"{level['ratio']:.2f}x" if level and level["ratio"] else "-" for level in told[1:]]
+        for _, show in columns:
+            cell += [show(level) if level and level["good"] else "-" for level in told]
+        cells.append(cell)
     caption = "tok/s: output tokens per second, all requests; TTFT and TPOT: median in ms; *: the highest"
+    partial: dict[str, list[str]] = {}
+    for one in value["measured_only_by"]:
+        partial.setdefault(", ".join(one["attempts"]), []).append(f"C={one['concurrency']}")
+    only = [style(neutral(f"only {who} at {', '.join(where)}"), "yellow") for who, where in partial.items()]
     return [*table(cells, header), style(caption, "dim"), *only]
 
 
-def _throughput(row: Row, place: int) -> str:
-    level: Level | None = row.levels[place]
+def _throughput(level: Mapping[str, Any] | None, *, best: bool) -> str:
     if level is None:
         return "-"
-    if not level.good:
-        return "failed"
-    return number(level.output_tok_per_s) + ("*" if row.best == place else "")
+    return number(level["output_tok_per_s"]) + ("*" if best else "") if level["good"] else "failed"
 
 
-def bars(result: Comparison) -> list[str]:
-    """Throughput by concurrency as bars on one scale from zero."""
+def bars(labels: Sequence[str], levels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Throughput by concurrency as bars on one scale from zero; plain characters where nobody looks.
+
+    Args:
+        labels: What the sides are called.
+        levels: Of the comparison's JSON.
+    """
     smooth = coloured(sys.stdout) and "utf" in (sys.stdout.encoding or "").lower()
-    labels = [neutral(side.label) for side in result.sides]
-    name_width = max(len(label) for label in labels)
-    place_width = max(len(f"C={row.concurrency}") for row in result.rows)
-    room = shutil.get_terminal_size((100, 24)).columns - name_width - place_width - 14
+    names = [neutral(label) for label in labels]
+    name_width = max(len(name) for name in names)
+    head_width = max(len(f"C={row['concurrency']}") for row in levels)
+    room = shutil.get_terminal_size((100, 24)).columns - name_width - head_width - 14
     width = min(_MOST_BAR, max(_LEAST_BAR, room))
-    speeds = [level.output_tok_per_s or 0.0 for row in result.rows for level in row.levels if level and level.good]
+    speeds = [
+        level["output_tok_per_s"] or 0.0
+        for row in levels
+        for level in row["attempts"].values()
+        if level and level["good"]
+    ]
     highest = max(speeds, default=0.0)
     shown = []
-    for row in result.rows:
-        head = f"C={row.concurrency}"
-        for place, level in enumerate(row.levels):
+    for row in levels:
+        head = f"C={row['concurrency']}"
+        for label, name in zip(labels, names, strict=True):
+            level = row["attempts"][label]
             if level is None:
                 continue
-            speed = level.output_tok_per_s if level.good else None
+            speed = level["output_tok_per_s"] if level["good"] else None
             bar = _bar(speed / highest * width, smooth=smooth) if speed and highest else ""
-            text = number(speed) if level.good else "failed"
-            line = f"{head.ljust(place_width)}  {labels[place].ljust(name_width)}  "
-            shown.append(
-                line + style(bar, *(["green"] if row.best == place else ["dim"])) + (" " if bar else "") + text
-            )
+            painted = style(bar, "green" if row["best"] == label else "dim") + " " if bar else ""
+            text = number(speed) if level["good"] else "failed"
+            shown.append(f"{head.ljust(head_width)}  {name.ljust(name_width)}  {painted}{text}")
             head = ""
     return shown
 
@@ -156,8 +148,25 @@ def _bar(length: float, *, smooth: bool) -> str:
     return "█" * whole + (_EIGHTHS[eighths] if eighths else "")
 
 
+def _patch_diff(one: Mapping[str, Any]) -> list[str]:
+    shown = [style(neutral(f"from {one['against']} to {one['attempt']}"), "bold")]
+    if one["note"]:
+        shown.append(style(neutral(f"  {one['note']}"), "yellow"))
+    if one["diff"]:
+        return shown + [_diff_line(neutral(line)) for line in one["diff"].rstrip("\n").split("\n")]
+    return shown if one["note"] else [*shown, "  both ran the same files"]
+
+
 def _diff_line(line: str) -> str:
-    colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
     if line.startswith(("diff ", "+++", "---")):
-        return style(neutral(line), "bold")
-    return style(neutral(line), colour) if colour else neutral(line)
+        return style(line, "bold")
+    colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+    return style(line, colour) if colour else line
+
+
+def kept(value: Mapping[str, Any]) -> str:
+    """Which attempt stays up and why, in a line; `value` is the `kept` of a playbook's step."""
+    text = f"{value['reason']}: {value['label']} stays up"
+    if value["relaunched_as"]:
+        text += f", started again as {value['relaunched_as']}"
+    return neutral(text)
