@@ -10,10 +10,12 @@ from deployctl import yamlconf
 from deployctl.domain import patch as patches
 from deployctl.domain.attempt import check_log_tag
 from deployctl.domain.bench import BenchRequest, parse_sweep, request_of
+from deployctl.domain.compare import parse_names
 from deployctl.domain.inventory import Inventory
 from deployctl.errors import ConfigError, DeployError, UsageError
 from deployctl.yamlconf import Value
 
+KEEP_BETTER = "better"
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # What each step may carry: name → how its value is read. `host` is allowed everywhere.
 _STEPS: Mapping[str, Mapping[str, str]] = {
@@ -41,6 +43,7 @@ _STEPS: Mapping[str, Mapping[str, str]] = {
         "seed": "count",
         "timeout": "duration",
     },
+    "compare": {"attempts": "texts!", "keep": "text", "at": "count"},
     "wait": {"attempt": "count", "timeout": "duration", "burst": "count", "smoke": "flag"},
     "smoke": {"attempt": "count", "burst": "count", "prompt": "text", "expect": "text", "max_tokens": "count"},
     "logs": {"attempt": "count", "log_tag": "tag", "lines": "count", "grep": "text", "crash": "flag"},
@@ -75,7 +78,9 @@ class Step:
 
 
 def _shown(value: Any) -> str:
-    return " ".join(value) if isinstance(value, (list, tuple)) else str(value)
+    if isinstance(value, tuple):
+        return ",".join(str(one) for one in value)
+    return " ".join(value) if isinstance(value, list) else str(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +212,12 @@ class _Reader:
                     body.fail("`bench` needs a server that is ready, and `wait: false` does not wait for it")
             if step.name in ("launch", "bench"):
                 bench_request(step, self._inventory.root)
+            if step.name == "compare":
+                parse_names(step.args["attempts"], hosts=False)
+                if step.args.get("keep", KEEP_BETTER) != KEEP_BETTER:
+                    body.fail(f"keep: {step.args['keep']!r}", hint=f"keep: {KEEP_BETTER}, or nothing to compare only")
+                if "at" in step.args and "keep" not in step.args:
+                    body.fail("`at` decides which one is kept, and nothing is", hint=f"keep: {KEEP_BETTER}")
             if step.name == "copy" and not (self._inventory.root / step.args["source"]).is_file():
                 body.fail(f"no file {step.args['source']!r} beside {self._inventory.path.name}")
         except ConfigError:
