@@ -81,15 +81,16 @@ def sides_of(told: Sequence[tuple[str, Mapping[str, Any], Sequence[str]]]) -> tu
     Args:
         told: For each attempt its host's name, the attempt of the dossier, and the host's GPUs.
     """
-    labels = _labels([(host, attempt) for host, attempt, _ in told])
+    names = labels([(host, attempt) for host, attempt, _ in told])
     benches = choose_benches([[Record.decode(one) for one in attempt["benches"]] for _, attempt, _ in told])
     return tuple(
         Side(host=host, label=label, attempt=attempt, gpus=tuple(gpus), record=record, note=note)
-        for (host, attempt, gpus), label, (record, note) in zip(told, labels, benches, strict=True)
+        for (host, attempt, gpus), label, (record, note) in zip(told, names, benches, strict=True)
     )
 
 
-def _labels(told: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+def labels(told: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """What to call each attempt of (host, attempt): its log tag, with host or number where that alone does not tell."""
     tags = [str(attempt["log_tag"]) for _, attempt in told]
     pairs = [(host, tag) for (host, _), tag in zip(told, tags, strict=True)]
     found = []
@@ -263,10 +264,10 @@ def measured_by_some(sides: Sequence[Side]) -> dict[int, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which side to keep: its place, whether another one is as good, by which concurrency, and why, in a sentence."""
+    """Which side to keep: its place, which others are as good, by which concurrency, and why, in a sentence."""
 
     place: int
-    even: bool
+    equals: tuple[int, ...]
     concurrency: int
     reason: str
 
@@ -307,11 +308,12 @@ def decide(sides: Sequence[Side], at: int | None = None) -> Decision:
     order = sorted(speeds, key=lambda place: speeds[place], reverse=True)
     best = order[0]
     if len(order) == 1:
-        return Decision(best, False, concurrency, f"{sides[best].label} alone served without fault")
+        return Decision(best, (), concurrency, f"{sides[best].label} alone served without fault")
+    factors = {place: speeds[best] / speeds[place] if speeds[place] else math.inf for place in order[1:]}
+    equals = tuple(place for place, factor in factors.items() if is_even(factor))
+    if equals:
+        names = " and ".join(sides[place].label for place in sorted((best, *equals)))
+        return Decision(best, equals, concurrency, f"{names} are even at C={concurrency}")
     second = order[1]
-    factor = speeds[best] / speeds[second] if speeds[second] else math.inf
-    if is_even(factor):
-        names = " and ".join(sides[place].label for place in sorted(order[:2]))
-        return Decision(best, True, concurrency, f"{names} are even at C={concurrency}")
-    lead = f"{sides[best].label} is {factor:.2f}x {sides[second].label} at C={concurrency}"
-    return Decision(best, False, concurrency, lead)
+    lead = f"{sides[best].label} is {factors[second]:.2f}x {sides[second].label} at C={concurrency}"
+    return Decision(best, (), concurrency, lead)

@@ -164,9 +164,13 @@ def _diff_line(line: str) -> str:
     return style(line, colour) if colour else line
 
 
-def kept(value: Mapping[str, Any]) -> str:
-    """Which attempt stays up and why, in a line; `value` is the `kept` of a playbook's step."""
-    text = f"{value['reason']}: {value['label']} stays up"
-    if value["relaunched_as"]:
-        text += f", started again as {value['relaunched_as']}"
-    return neutral(text)
+def step_lines(fields: Mapping[str, Any]) -> list[str]:
+    """What a playbook's step says of one host: the comparison, and which attempt serves from now on."""
+    shown = lines(fields["comparison"]) if "comparison" in fields else []
+    kept = fields.get("kept")
+    if kept and (kept["running"] or kept["relaunched_as"]):
+        text = f"{kept['reason']}: {kept['label']} stays up"
+        if kept["relaunched_as"]:
+            text = f"{kept['reason']}: {kept['label']} serves again, as {kept['relaunched_as']}"
+        shown += ["", style(neutral(text), "bold")]
+    return shown

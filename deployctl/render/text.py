@@ -7,7 +7,7 @@ from typing import Any
 
 from deployctl.domain.report import HostReport, Report
 from deployctl.errors import DeployError
-from deployctl.render import bench
+from deployctl.render import bench, compare
 from deployctl.render.terminal import duration, neutral, out, say, size, style, table, when
 
 _GOOD = {
@@ -89,6 +89,7 @@ def _lines(command: str, host: HostReport, *, verbose: bool) -> list[str]:
         "wait": _launch,
         "smoke": _launch,
         "bench": _bench,
+        "compare": _compare,
         "status": _status,
         "history": _history,
         "stop": _stop,
@@ -130,6 +131,11 @@ def _push(host: HostReport, verbose: bool) -> list[str]:
     if host.status == "pushed":
         lines.append(style(f"  back with: deployctl rollback{host.where}", "dim"))
     return lines
+
+
+def _compare(host: HostReport, verbose: bool) -> list[str]:
+    shown = compare.step_lines(host.fields) or [_status_word(host)]
+    return shown + _launch(host, verbose) if "log" in host.fields else shown
 
 
 def _bench(host: HostReport, verbose: bool) -> list[str]:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployctl.domain import patch as patches
+from deployctl.domain.compare import parse_names
 from deployctl.domain.inventory import Host
 from deployctl.domain.playbook import Playbook, Step, bench_request
 from deployctl.domain.report import HostReport, Report
 from deployctl.errors import EXIT_INTERRUPTED, DeployError, worst_exit
-from deployctl.workflows import bench, logs, push, serve
+from deployctl.workflows import bench, keep, logs, push, serve
 from deployctl.workflows.run import Run
 
 
@@ -164,6 +165,9 @@ def perform(run: Run, step: Step, hosts: Sequence[Host], on_data: logs.OnData) -
             request = bench_request(step, run.inventory.root)
             assert request is not None
             return bench.bench(run, hosts, request, attempt=args.get("attempt"), log_tag=args.get("log_tag"))
+        case "compare":
+            names = parse_names(args["attempts"], hosts=False)
+            return keep.compare_each(run, hosts, names, keep_better="keep" in args, at=args.get("at"))
         case "wait":
             return serve.wait(
                 run,

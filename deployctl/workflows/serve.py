@@ -61,11 +61,11 @@ def launch(run: Run, profile: Profile, hosts: Sequence[Host], *, log_tag: str, *
     """
     if profile.nodes == _ONE_RANK:
         args = launch_args(profile, log_tag=log_tag, **options)
-        return run.each(hosts, lambda host: _launch_one(run, host, args), command="launch", detaches=True)
+        return run.each(hosts, lambda host: launch_one(run, host, args), command="launch", detaches=True)
     return _launch_ranks(run, profile, hosts, log_tag, options)
 
 
-def _launch_one(
+def launch_one(
     run: Run,
     host: Host,
     args: Mapping[str, Any],
@@ -213,7 +213,7 @@ def _launch_ranks(
         # A server that answers wrongly lives, and so do its ranks.
         word = "cancel"
         try:
-            report = _launch_one(run, host, plans[host.name], on_event)
+            report = launch_one(run, host, plans[host.name], on_event)
             if report.exit_code in (EXIT_OK, EXIT_SMOKE):
                 word = "enough"
             return report
@@ -259,7 +259,7 @@ def relaunch(run: Run, hosts: Sequence[Host]) -> Report:
 
     def one(host: Host) -> HostReport:
         profile, tag = _relaunched(run, host, run.ask_patiently(host, "history"))
-        return _launch_one(run, host, launch_args(profile, log_tag=tag, replace=True))
+        return launch_one(run, host, launch_args(profile, log_tag=tag, replace=True))
 
     return run.each(hosts, one, command="launch", detaches=True)
 
