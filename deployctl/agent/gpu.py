@@ -13,6 +13,11 @@ from .tools import Tool
 _SETTLED_MIB = 1024
 _ROUNDS = 3
 _DEVICES = "/dev/nvidia[0-9]*"
+# A GPU that is lost, or an error in the place of a figure, is no card whose memory is free.
+_CARD = re.compile(
+    r"\s*(?P<index>\d+)\s*,\s*(?P<name>.+?)\s*,\s*(?P<used>\d+|\[N/A\]|\[Not Supported\])\s*"
+    r",\s*(?P<total>\d+|\[N/A\]|\[Not Supported\])\s*"
+)
 # Never ended, whoever asks: management and display. By the program's own name, whatever its arguments are.
 _DAEMONS = re.compile(
     r"nvidia-persistenced|nv-hostengine|dcgm\S*|nvidia-smi|Xorg|Xorg\.bin|X|Xwayland|gnome-shell|nvidia-powerd"
@@ -37,14 +42,15 @@ def holders(context, tools):
         return []
     if os.geteuid() != 0:
         tools["/proc"] = "without root only the processes of this user can be seen"
+    # Both are asked: neither a fuser that fails in silence nor a /proc that hides others' files is the whole truth.
+    pids, blind = _holders_from_proc(paths)
     tool = Tool(["fuser"] + paths)
     if tool.problem is None:
         tools["fuser"] = "ok"
         # Process ids come on stdout, names and access letters on stderr.
-        pids = {int(word) for word in re.findall(rb"\d+", tool.stdout)}
+        pids |= {int(word) for word in re.findall(rb"\d+", tool.stdout)}
     else:
-        tools["fuser"] = tool.problem + ": /proc was read instead"
-        pids, blind = _holders_from_proc(paths)
+        tools["fuser"] = tool.problem + ": only /proc was read"
         if blind:
             tools["/proc"] = "%d processes of other users could not be looked at" % blind
     return list(processes.snapshot(sorted(pids)).values()) if pids else []
@@ -71,30 +77,31 @@ def _holders_from_proc(paths):
 
 
 def cards(tools):
-    """[{"index", "name", "used_mib", "total_mib"}] from nvidia-smi; [] where it is missing, and `tools` says so."""
+    """[{"index", "name", "used_mib", "total_mib"}] from nvidia-smi.
+
+    `tools` says "ok", or why it cannot be relied on: missing, failed, or a line that is no card's. Memory is None where
+    the driver has no figure for it ([N/A], as with memory that CPU and GPU share): there the holders must do.
+    """
     tool = Tool(["nvidia-smi", "--query-gpu=index,name,memory.used,memory.total", "--format=csv,noheader,nounits"])
     if tool.problem is not None:
         tools["nvidia-smi"] = tool.problem
         return []
     tools["nvidia-smi"] = "ok"
-    found = []
+    found, odd = [], []
     for line in tool.stdout.decode("utf-8", "replace").splitlines():
-        parts = [part.strip() for part in line.split(",")]
-        if len(parts) >= 4 and parts[0].isdigit():
-            found.append(
-                {
-                    "index": int(parts[0]),
-                    "name": parts[1],
-                    "used_mib": _number(parts[2]),
-                    "total_mib": _number(parts[3]),
-                }
-            )
+        match = _CARD.fullmatch(line)
+        if match is None and not line.strip():
+            continue
+        if match is None:
+            odd.append(line.strip()[:200])
+            continue
+        used, total = (int(text) if text.isdigit() else None for text in match.group("used", "total"))
+        found.append({"index": int(match["index"]), "name": match["name"], "used_mib": used, "total_mib": total})
+    if odd:
+        tools["nvidia-smi"] = "nvidia-smi said: %s" % "; ".join(odd[:3])
+    elif not found:
+        tools["nvidia-smi"] = "nvidia-smi named no GPU"
     return found
-
-
-def _number(text):
-    match = re.search(r"\d+", text)
-    return int(match.group(0)) if match else None
 
 
 def compute_pids(tools):

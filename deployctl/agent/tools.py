@@ -2,12 +2,16 @@
 
 import os
 import re
+import selectors
 import shutil
 import signal
 import subprocess
+import time
 
 # A host with eight GPUs and no nvidia-persistenced takes this long to answer at times.
 _TOOL_S = 30.0
+# nvidia-smi of a host with hundreds of clients prints some ten thousand bytes.
+_MOST_BYTES = 1 << 20
 
 
 class Tool:
@@ -27,10 +31,8 @@ class Tool:
         except OSError as error:
             self.problem = "%s cannot be run: %s" % (argv[0], error.strerror)
             return
-        try:
-            self.stdout, self.stderr = process.communicate(timeout=_limit_s())
-        except subprocess.TimeoutExpired:
-            self.problem = "%s gave no answer within %g s" % (argv[0], _limit_s())
+        self.problem = self._read(process, argv[0], _limit_s())
+        if self.problem is not None:
             _cut_off(process)
             return
         # fuser says by 1 that nobody holds the files, and complains of processes that it may not look at.
@@ -38,6 +40,32 @@ class Tool:
         if process.returncode != 0 and not nobody:
             text = (self.stderr or self.stdout).decode("utf-8", "replace").strip().splitlines()
             self.problem = "%s failed (exit status %d): %s" % (argv[0], process.returncode, text[-1] if text else "")
+
+    def _read(self, process, name, limit_s):
+        """Take its output to the end; what is wrong with it, or None."""
+        finish = time.monotonic() + limit_s
+        taken = {process.stdout: bytearray(), process.stderr: bytearray()}
+        with selectors.DefaultSelector() as selector:
+            for stream in taken:
+                selector.register(stream, selectors.EVENT_READ)
+            while selector.get_map():
+                for key, _ in selector.select(max(0.0, finish - time.monotonic())):
+                    block = os.read(key.fd, 65536)
+                    taken[key.fileobj] += block
+                    if not block:
+                        selector.unregister(key.fileobj)
+                if time.monotonic() > finish:
+                    return "%s gave no answer within %g s" % (name, limit_s)
+                if any(len(content) > _MOST_BYTES for content in taken.values()):
+                    return "%s printed more than %d bytes" % (name, _MOST_BYTES)
+        try:
+            process.wait(max(0.0, finish - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return "%s gave no answer within %g s" % (name, limit_s)
+        self.stdout, self.stderr = bytes(taken[process.stdout]), bytes(taken[process.stderr])
+        for stream in taken:
+            stream.close()
+        return None
 
 
 def _cut_off(process):

@@ -156,7 +156,7 @@ def test_a_tool_that_is_missing_is_never_read_as_clean(gpus):
     result = gpus.ask()
     assert ("unverified", 10, "gpu-unverified") == (result["status"], result["exit"], result["error"]["kind"])
     assert "nvidia-smi is not installed" in result["error"]["message"]
-    assert "fuser is not installed: /proc was read instead" == result["tools"]["fuser"]
+    assert "fuser is not installed: only /proc was read" == result["tools"]["fuser"]
 
 
 def test_a_host_without_gpus_is_clean_and_said_to_have_none(gpus):
@@ -213,10 +213,53 @@ def test_memory_that_nobody_here_holds_names_whom_the_driver_knows(gpus):
 
 def test_memory_that_the_card_does_not_tell(gpus):
     """Cards that share the host's memory say [N/A]."""
-    gpus.smi("0, NVIDIA GB10, [N/A], [N/A]\\nwarning: not a card")
+    gpus.smi("0, NVIDIA GB10, [N/A], [N/A]")
     result = gpus.ask()
     assert "clean" == result["status"]
     assert [{"index": 0, "name": "NVIDIA GB10", "used_mib": None, "total_mib": None}] == result["gpus"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ("", "named no GPU"),
+        ("Unable to determine the device handle for GPU0000:01:00.0: GPU is lost.", "GPU is lost"),
+        ("0, NVIDIA H200, [Unknown Error], [Unknown Error]", "[Unknown Error]"),
+        ("0, NVIDIA H200, 4, 143771\\nUnable to determine the device handle for GPU0000:02:00.0", "0000:02:00.0"),
+        ("\\001\\377,\\200", "nvidia-smi said"),
+    ],
+)
+def test_an_answer_that_is_none_is_not_read_as_clean(gpus, answer, told):
+    """Exit status 0 with nothing, with a lost card, with an error for a figure, with noise."""
+    gpus.smi(answer)
+    result = gpus.ask()
+    assert ("failed", 10, "gpu-unknown") == (result["status"], result["exit"], result["error"]["kind"])
+    assert told in result["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", ["1", "2"])
+def test_a_tool_that_never_stops_talking(gpus, stream):
+    """It is cut off at a bound of bytes, long before its time limit, and not believed."""
+    gpus.tool("nvidia-smi", f"exec yes '0, NVIDIA H200, 4, 143000' >&{stream}")
+    result = gpus.ask()
+    assert (10, "gpu-unknown") == (result["exit"], result["error"]["kind"])
+    assert "printed more than 1048576 bytes" in result["error"]["message"]
+
+
+def test_a_silent_fuser_is_not_the_only_witness(gpus):
+    """It exits as for `nobody`, while /proc shows who has the device open."""
+    child = gpus.holder()
+    gpus.tool("fuser", "exit 1")
+    result = gpus.ask()
+    assert [child.pid] == [entry["pid"] for entry in result["foreign"]]
+
+
+def test_a_tool_that_leaves_its_output_open_is_cut_off(gpus, monkeypatch):
+    """It closes its output and lives on: its status never comes."""
+    monkeypatch.setenv("DEPLOYCTL_TOOL_LIMIT_S", "0.5")
+    gpus.tool("nvidia-smi", "exec >&- 2>&-; sleep 60")
+    result = gpus.ask()
+    assert "gave no answer within 0.5 s" in result["error"]["message"]
 
 
 def test_ctrl_c_while_waiting_for_memory(gpus):
