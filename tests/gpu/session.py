@@ -69,12 +69,10 @@ class Session:
         work.mkdir(parents=True, exist_ok=True)
         self._write_hosts()
         self._environment = {key: value for key, value in os.environ.items() if not key.startswith("DEPLOYCTL_")}
-        path = [str(PROJECT), os.environ.get("PYTHONPATH", "")]
         self._environment.update(
             DEPLOYCTL_CONFIG=str(work / "hosts.yaml"),
             DEPLOYCTL_OPERATOR="test-gpu@localhost",
             NO_COLOR="1",
-            PYTHONPATH=os.pathsep.join(filter(None, path)),
         )
 
     def _write_hosts(self) -> None:
@@ -113,7 +111,7 @@ class Session:
         try:
             done = subprocess.run(
                 command,
-                cwd=self.work,
+                cwd=PROJECT,  # so that it is this deployctl, and the servers' PYTHONPATH stays what it is
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,

@@ -103,6 +103,7 @@ async def samples(client: Client, server: Server, number: int) -> dict[str, Any]
 
 def _sampling(session: Session, fleet: Fleet) -> None:
     number = QUICK_SAMPLES if session.options.quick else SAMPLES
+    number = WAVE if session.options.rehearse else number
     taken = {
         key: on_server(session, fleet, key, "sampling", lambda c, s: samples(c, s, number), need_s=15.0)
         for key in (REFERENCE, *TESTED)
