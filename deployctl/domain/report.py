@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deployctl.errors import DeployError, worst_exit
+from deployctl.errors import EXIT_INTERRUPTED, DeployError, worst_exit
 
 _ON_A_HOST = re.compile(
     r"\bdeployctl (push|launch|wait|smoke|bench|logs|status|history|stop|clean|rollback|audit|doctor"
@@ -57,16 +57,17 @@ class HostReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The outcome of a command on all its hosts, in inventory order."""
+    """The outcome of a command on all its hosts, in inventory order; `interrupted` by Ctrl-C, whatever they say."""
 
     command: str
     hosts: tuple[HostReport, ...]
+    interrupted: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
-        """The worst host's."""
-        return worst_exit([host.exit_code for host in self.hosts])
+        """130 after Ctrl-C, else the worst host's."""
+        return EXIT_INTERRUPTED if self.interrupted else worst_exit([host.exit_code for host in self.hosts])
 
     def as_json(self) -> dict[str, Any]:
         """The one object of `--json`."""

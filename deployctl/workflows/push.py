@@ -4,6 +4,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from deployctl.domain.inventory import Host
@@ -113,7 +114,7 @@ def _transact(
                 meeting.arrive(host.name, failure.splitlines()[0] if failure else "")
 
     report = run.each(hosts, one, command=operation)
-    if together and report.exit_code != 0:
+    if together and any(outcome.exit_code for outcome in report.hosts):
         report = run.named(_undo_committed(run, report, hosts), hosts)
     return report
 
@@ -222,4 +223,4 @@ def _undo_committed(run: Run, report: Report, hosts: Sequence[Host]) -> Report:
         }
         fields = {**outcome.fields, "release": back["release"], "patches": back["patches"]}
         settled.append(HostReport(name=outcome.name, status="restored", exit_code=1, error=message, fields=fields))
-    return Report(command=report.command, hosts=tuple(settled))
+    return replace(report, hosts=tuple(settled))

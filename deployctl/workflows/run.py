@@ -237,14 +237,15 @@ class Run:
                 reports.append(future.result())
             else:
                 asked = host.name in self._asked
-                told = Interrupted(
+                error = Interrupted(
                     "interrupted; the host has not answered, what it does goes on"
                     if asked
                     else "interrupted while connecting: nothing was asked of the host",
                     hint=_AFTER_INTERRUPT_HINT if asked else "",
                 )
-                reports.append(HostReport.from_error(host.name, told))
-        return self.named(Report(command=name, hosts=_without_aliases(reports)), hosts)
+                reports.append(HostReport.from_error(host.name, error))
+        told = Report(command=name, hosts=_without_aliases(reports), interrupted=self.interrupted.is_set())
+        return self.named(told, hosts)
 
     def named(self, report: Report, hosts: Sequence[Host]) -> Report:
         """A report whose hints name their hosts, unless these are the ones that a command without --host means."""

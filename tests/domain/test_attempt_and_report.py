@@ -82,3 +82,11 @@ def test_the_worst_exit_code():
         assert worst_exit([0, *order[position:]]) == code
     assert worst_exit([]) == 0
     assert worst_exit([0, 77]) == 77
+
+
+def test_ctrl_c_decides_whatever_the_hosts_say():
+    """A command that was interrupted is not ok, although every host is."""
+    report = Report(command="logs", hosts=(HostReport(name="a", status="ok"),))
+    assert (0, True) == (report.exit_code, report.as_json()["ok"])
+    interrupted = replace(report, interrupted=True)
+    assert (130, False) == (interrupted.exit_code, interrupted.as_json()["ok"])
