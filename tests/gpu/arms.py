@@ -96,7 +96,8 @@ def _grammar() -> list[Arm]:
     backend = grammar_backend()
     if backend is None:
         return []
-    chosen = {"grammar-backend": backend}
+    # Compact, or a synthetic model may write blanks until it runs out of tokens.
+    chosen = {"grammar-backend": backend, "constrained-json-disable-any-whitespace": True}
     return [
         Arm("base-no-overlap-grammar", "b", {**NO_OVERLAP, **chosen}),
         Arm("v1-dynamic-grammar", "b", {**TREE, **DYNAMIC, **chosen}),
