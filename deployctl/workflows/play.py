@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deployctl.domain import patch as patches
@@ -126,8 +126,11 @@ def _take_back(run: Run, step: Step, hosts: Sequence[Host], before: Mapping[str,
         return HostReport.from_result(host.name, run.ask(host, "rollback", args))
 
     report = run.each(hosts, one, command="rollback")
-    if step.args.get("relaunch") and report.exit_code == 0:
-        return serve.with_rollback(serve.relaunch(run, hosts), report)
+    changed = [host for host in hosts if host.name in before]
+    if step.args.get("relaunch") and report.exit_code == 0 and changed:
+        launched = serve.with_rollback(serve.relaunch(run, changed), report)
+        by_name = {host.name: host for host in launched.hosts}
+        return replace(launched, hosts=tuple(by_name.get(host.name, host) for host in report.hosts))
     return report
 
 
