@@ -1,6 +1,7 @@
 """The commands that measure and compare."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,6 +28,7 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands of this module to the program."""
     app.command(epilog="Example: deployctl bench --sweep 1,2,4,8 --prompts agentic")(bench)
     app.command(epilog="Example: deployctl compare t0_base t1_eagle; deployctl compare 3 gpu-2:7 --patch-diff")(compare)
+    app.command(epilog="Example: deployctl report --host pair --attempts 3,5-9 -o week12.html")(report)
 
 
 def bench(
@@ -101,6 +103,29 @@ def compare(
         else:
             for line in render.lines(report.extra):
                 out(line)
+
+
+def report(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.", metavar="FILE")] = Path(
+        "report.html"
+    ),
+    hosts: Hosts = None,
+    attempts: Annotated[
+        str | None,
+        typer.Option("--attempts", help="These alone: numbers, ranges, log tags, HOST:NUMBER.", metavar="3,5-9"),
+    ] = None,
+    opened: Annotated[bool, typer.Option("--open", help="Then open it in the browser.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is no report of deployctl.")] = False,
+    config: Config = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Write one HTML page of all attempts: throughput curves, crashes, load phases, patches. It needs no network."""
+    with Session("report", hosts=hosts, config=config, as_json=as_json, verbose=verbose, debug=debug) as session:
+        from deployctl.cli import show_report
+
+        show_report.show(session, output, attempts, force=force, opened=opened)
 
 
 def after_launch(
