@@ -18,6 +18,7 @@ from .verdicts import judge
 LOG_TAG = "gpu"
 BURST = "10"
 _AFTER_CONTINUE_S = 0.3
+_LOGS_SHOWN = 2  # in the transcript
 _DEAD = "ZX"  # ended, and not yet or just now reaped
 _LOG_TAIL_BYTES = 80_000
 
@@ -128,6 +129,7 @@ class Fleet:
             if server.ready:
                 self.servers[server.name] = server
         self.session.record("servers", "gpu_mib", self._memory())
+        self.session.deployctl("status", timeout_s=60)
 
     def _launch(self, arm: Arm) -> Server | None:
         words = ("launch", "--no-wait", "--no-clean", "--profile", arm.key, "--log-tag", LOG_TAG)
@@ -210,6 +212,9 @@ class Fleet:
         logs.mkdir(exist_ok=True)
         for path in sorted((self.session.work / "logs").glob("*.log")):
             (logs / path.name).write_text(Log(str(path)).tail(_LOG_TAIL_BYTES))
+        for server in [server for server in self.servers.values() if server.arm.dynamic][:_LOGS_SHOWN]:
+            words = ("logs", "--attempt", str(server.attempt), "--grep", r"\[dynspec\]", "-n", "20")
+            self.session.deployctl(*words, timeout_s=30)
         for server in self._launched:
             server.resume()
         answer = self.session.ask("stop", timeout_s=max(60.0, self.session.clock.really_left_s()))
