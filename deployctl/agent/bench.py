@@ -2,7 +2,7 @@
 
 attempts/<n>/bench/lock                     one bench of an attempt at a time
 attempts/<n>/bench/<b>/bench.json           the record, rewritten after every level
-attempts/<n>/bench/<b>/raw-c<C>.jsonl       the generator's own result of a level
+attempts/<n>/bench/<b>/raw-c<C>.jsonl       the generator's own result of a level (guidellm: .json)
 attempts/<n>/bench/<b>/generator-c<C>.log   what it printed
 attempts/<n>/bench/<b>/prompts.jsonl        the prompts as they are sent (`loadgen_render`)
 """

@@ -182,7 +182,7 @@ class Levels:
             Failure: The disk is full, or the generator is not there.
         """
         target, sent = self._target, requests_of(self._load, concurrency)
-        raw = target.path("raw-c%d.jsonl" % concurrency)
+        raw = target.path(self.generator.raw_name % concurrency)
         data = target.path("data-c%d.jsonl" % concurrency)
         event = {"concurrency": concurrency, "sent": sent}
         self._context.wire.event("level", state="start", completed=0, **event)

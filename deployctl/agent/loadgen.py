@@ -82,6 +82,7 @@ class SglangBench:
 
     name = SGLANG
     module = "sglang.bench_serving"
+    raw_name = "raw-c%d.jsonl"
     hint = "the package of the host has no load generator: is `python` of this host the interpreter that serves?"
     renders = True
 
@@ -169,6 +170,7 @@ class GuideLlm:
 
     name = OPENAI
     module = "guidellm"
+    raw_name = "raw-c%d.json"
     hint = (
         "{python} -m pip install guidellm; or name another environment in the profile:"
         " bench: {{python: ~/bench-env/bin/python}}"
@@ -193,7 +195,7 @@ class GuideLlm:
             "profile": {"kind": "concurrent", "streams": [concurrency]},
             "constraints": [{"kind": "max_requests", "count": sent}],
             "data": [{"kind": "json_file", "path": data}],
-            "seed": {"kind": "static", "seed": load["seed"]},
+            "seed": {"kind": "static", "value": load["seed"]},
             "outputs": [{"kind": "json", "path": raw}],
         }
         # In a file and not on the command line, where everybody on the host could read the key.

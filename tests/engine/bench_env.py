@@ -37,3 +37,24 @@ def generator_packages(python: str) -> Path:
         subprocess.run([*install, "--target", folder, "-r", REQUIREMENTS], check=True)
 
     return kept("packages", REQUIREMENTS.read_text() + python, build)
+
+
+GUIDELLM = "guidellm==0.8.1"
+
+
+def guidellm_python(python: str) -> Path:
+    """An interpreter with guidellm, for servers that are not SGLang.
+
+    It shares what the engine's environment has of its needs (PyTorch above all), and has the rest of its own.
+    """
+
+    def build(folder: Path) -> None:
+        subprocess.run([python, "-m", "venv", folder / "env"], check=True)
+        own = next((folder / "env").glob("lib/python*/site-packages"))
+        shared = next(Path(python).parent.parent.glob("lib/python*/site-packages"))
+        (own / "shared.pth").write_text(f"{shared}\n")
+        # What it says of the engine's own requirements, which are not all there, is nothing new.
+        install = [folder / "env" / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*install, GUIDELLM], check=True, stderr=subprocess.DEVNULL)
+
+    return kept("guidellm", GUIDELLM + python, build) / "env" / "bin" / "python"
