@@ -71,11 +71,26 @@ _PROGRESS = re.compile(
     rb"Decode batch|Prefill batch|Load weight (begin|end)|Capture .*graph (begin|end)|Memory pool end"
     rb'|Uvicorn running|fired up and ready|HTTP/[\d.]+" 200'
 )
+# Without one of these no pattern above matches: a large log is searched for them, and only where they stand is it read
+# line by line. The second list matters while something is known that a sign of life would take back.
+_TELLING = (
+    b"Traceback", b"hit an exception", b"sigquit", b"SIGQUIT", b"crashed with exit code", b"scheduler is dead",
+    b"warmup error", b"[Errno ", b"During handling of", b"direct cause of", b"Current thread 0x", b"usage: ",
+    b"error: ", b"lready in use", b"Not enough memory", b"graph failed", b"ut of memory", b"atchdog ", b"what(): ",
+    b"Fatal Python", b"terminate called", b"Segmentation fault", b"xit code: ", b"deployctl: cannot",
+    b"No module named",
+)  # fmt: skip
+_LIVELY = (
+    b"Decode batch", b"Prefill batch", b"Load weight", b"graph begin", b"graph end", b"Memory pool end",
+    b"Uvicorn running", b"fired up and ready", b'" 200',
+)  # fmt: skip
+BLOCK_BYTES = 1 << 16
 _LONGEST = 4096
 _MOST_FRAMES = 200
 _MOST_BLOCKS = 40
 _WINDOW = 4 << 20
 _MOST_INTERRUPTIONS = 100
+_TAIL_BYTES = 8192
 
 Frame = collections.namedtuple("Frame", "file line function text")
 
@@ -111,6 +126,21 @@ class CrashScanner:
         self._in_fault = False
         self._fault_frames = []
         self._had_usage = False
+
+    def quiet(self, block):
+        """Whether whole lines (bytes) hold nothing that feed() would learn from; skip() then does in its place."""
+        if self._open is not None or self._in_group or self._in_fault or self._chained:
+            return False
+        if any(token in block for token in _TELLING):
+            return False
+        pending = self._blocks or self._singles
+        return not (pending and self.terminal is None and any(token in block for token in _LIVELY))
+
+    def skip(self, block):
+        """Keep the last of some quiet lines."""
+        for line in split(block[-_TAIL_BYTES:]):
+            if line.strip():
+                self.tail.append(line[:2000])
 
     def feed(self, line):
         """Read one line (bytes, without its end)."""
@@ -286,8 +316,21 @@ def scan_log(path):
 def _feed_window(scanner, content, at):
     """Have a scanner read some megabytes from the line on that holds `at`."""
     start = content.rfind(b"\n", max(0, at - _LONGEST), at) + 1 or at
-    for line in split(content[start : start + 2 * _WINDOW]):
-        scanner.feed(line)
+    for block in blocks(content[start : start + 2 * _WINDOW]):
+        if scanner.quiet(block):
+            scanner.skip(block)
+        else:
+            for line in split(block):
+                scanner.feed(line)
+
+
+def blocks(content):
+    """Bytes in pieces of some BLOCK_BYTES that end where a line does; the last may end anywhere."""
+    start = 0
+    while start < len(content):
+        end = content.find(b"\n", min(len(content), start + BLOCK_BYTES)) + 1 or len(content)
+        yield content[start:end]
+        start = end
 
 
 def split(content):

@@ -69,6 +69,7 @@ def _start(context):
     number = context.state.next_number("attempt")
     spec = _spec(context, number, argv, cwd)
     spec["log"] = _open_log(context.log_dir, args["profile"], args["log_tag"])
+    spec["log_inode"] = os.stat(spec["log"]).st_ino  # known again where somebody moves it away
     for layer in (releases.current(context.state) or {"patches": []})["patches"]:
         reason = layer["metadata"].get("known_bad")
         if reason:

@@ -31,6 +31,11 @@ _PROGRESS = {
     "weights": re.compile(rb"Loading|loading shards"),
     "graphs": re.compile(rb"Capturing batches", re.IGNORECASE),
 }
+# Without one of these (in small letters) a line says nothing about a load.
+_TELLING = (
+    b"load weight", b"loading", b"kv cache is", b"memory pool end", b"kv sizing", b"graph begin", b"graph bs",
+    b"capturing batches", b"started server process", b"application startup", b"uvicorn running", b"fired up",
+)  # fmt: skip
 _READY = re.compile(rb"The server is fired up and ready to roll!")
 
 
@@ -40,6 +45,14 @@ def rank_zero(line):
     if match is None:
         return True
     return all(int(number) == 0 for _, number in _RANK.findall(match.group("ranks")))
+
+
+def quiet(state, block):
+    """Whether lines (bytes, any number) hold nothing that advance() would learn from."""
+    if state.ready_line:
+        return True
+    small = block.lower()
+    return not any(token in small for token in _TELLING)
 
 
 def advance(state, line, now):

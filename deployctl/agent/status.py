@@ -20,6 +20,7 @@ def status(context):
     result["drift"] = []
     if release is not None and not busy:
         result["drift"] = _part(result, lambda: _drift(context, release)) or []
+    result["drift_summary"] = site.drift_words(release["number"], result["drift"]) if result["drift"] else ""
     numbers = _part(result, lambda: attempts.numbers(context.state)) or []
     # Each by itself: one damaged record must not hide a server that runs.
     everything = [_part(result, lambda number=number: attempts.load(context.state, number)) for number in numbers]
@@ -38,8 +39,8 @@ def status(context):
             result["exit"] = EXIT_DRIFT
             result["error"] = _error(
                 "drift",
-                "%d files edited by hand" % len(result["drift"]),
-                "deployctl rollback --to %d --dry-run shows the edits; with --force instead it sets them aside"
+                result["drift_summary"],
+                "deployctl rollback --to %d --dry-run shows the differences; with --force instead it sets them aside"
                 % result["release"],
             )
         elif summary is not None and summary["state"] == attempts.CRASHED:
@@ -73,14 +74,7 @@ def _part(result, read):
 def _drift(context, release):
     found = tree.scan(release["package_dir"], site.load_index(context, release["package_dir"]))
     wanted = releases.expected(context.state, release)
-    return [
-        {
-            "path": path,
-            "expected": wanted[path].sha if path in wanted else None,
-            "found": found[0][path].sha if path in found[0] else None,
-        }
-        for path in tree.differences(wanted, found[0])
-    ]
+    return site.drift_list(context, release, wanted, found[0], tree.differences(wanted, found[0]))
 
 
 def _server(context, everything):
@@ -115,8 +109,11 @@ def _phase(attempt):
     state = phases.State(since=attempt["at"], every_rank=attempt["rank"] > 0)
     try:
         with open(attempt["log"], "rb") as source:
-            for line in crash.split(source.read(32 << 20)):
-                state, _ = phases.advance(state, line, attempt["at"])
+            for block in crash.blocks(source.read(32 << 20)):
+                if phases.quiet(state, block):
+                    continue
+                for line in crash.split(block):
+                    state, _ = phases.advance(state, line, attempt["at"])
     except OSError:
         pass  # a log that somebody moved away: the server is there all the same
     return state

@@ -110,7 +110,8 @@ def follow(context, attempt):
                 return _detached(attempt, watcher)
             if time.monotonic() > deadline and probe.status is not None:
                 return _timeout(context, attempt, watcher, timeout_s, last_status)
-            time.sleep(TICK_S)
+            if not watcher.behind:
+                time.sleep(TICK_S)
     finally:
         probe.stop()
     return _ready(context, attempt, watcher, from_start)
@@ -218,7 +219,7 @@ def conclude_smoke(context, attempt, watcher, outcome):
         result["error"] = {
             "kind": "smoke",
             "message": outcome["problem"],
-            "hint": "the server is left running: deployctl logs, then deployctl stop or deployctl rollback",
+            "hint": "the server is left running: deployctl logs, then deployctl stop" + _or_back(attempt, " or "),
         }
     return describe(result, attempt, verdict.get("phases") or [], verdict.get("ready_seconds"))
 
@@ -238,11 +239,16 @@ def conclude_death(context, attempt, watcher):
     attempts.set_verdict(context.state, attempt, state=attempts.CRASHED, phases=phase_list, crash=found)
     context.wire.event("crash", **found)
     result = {"state": attempts.CRASHED, "exit": EXIT_CRASHED, "crash": found}
-    hint = "deployctl logs --crash; deployctl rollback"
+    hint = "deployctl logs --crash" + _or_back(attempt, "; ")
     if attempts.is_alive(attempt):
         hint = "what is left of it still runs: deployctl stop; " + hint
     result["error"] = {"kind": "crashed", "message": found["cause"], "hint": hint}
     return describe(result, attempt, phase_list, verdict.get("ready_seconds"))
+
+
+def _or_back(attempt, joint):
+    """The offer to roll back, where the attempt ran patches that can be taken away."""
+    return joint + "deployctl rollback" if attempt["release"] else ""
 
 
 def _diagnose(context, attempt, watcher):
@@ -267,8 +273,14 @@ def _timeout(context, attempt, watcher, timeout_s, status):
     result = {"state": attempts.TIMEOUT, "exit": EXIT_NOT_READY}
     result["error"] = {
         "kind": "not-ready",
-        "message": "not ready within %g s: phase %s, health %s, last line: %s"
-        % (timeout_s, watcher.phase.phase, status or "does not answer", last or "none"),
+        "message": "not ready within %g s: phase %s, health %s, last line: %s%s"
+        % (
+            timeout_s,
+            watcher.phase.phase,
+            status or "does not answer",
+            last or "none",
+            "; %s" % watcher.log_fault if watcher.log_fault else "",
+        ),
         "hint": "it is left running: deployctl wait goes on waiting, deployctl stop ends it",
     }
     return describe(result, attempt, phases.as_list(watcher.phase), None)

@@ -13,6 +13,9 @@ from . import attempts, crash, phases, processes, ranks
 TICK_S = 0.03
 TERMINAL_GRACE_S = 10.0
 _CHUNK = 1 << 20
+# A server may print faster than lines can be read: a look at the log ends, so that its exit and Ctrl-C are seen.
+_LOOK_S = 0.2
+_LAST_LOOK_S = 0.4
 _RECORD_GRACE_S = 1.0
 _LONGEST_LINE = 65536
 _STAMP = re.compile(rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
@@ -32,6 +35,8 @@ class Watcher:
         lost_rank: The rank that is gone while its server lives on, or None.
         phase: phases.State.
         late: Whether the ready line was in the log already when we came, and its time is that of its stamp.
+        behind: Whether the log holds more than was read.
+        log_fault: What happened to the log (moved, deleted, truncated), or "".
     """
 
     def __init__(self, context, attempt, from_end=False):
@@ -44,6 +49,8 @@ class Watcher:
         self.lost_rank = None
         self.last_line = b""
         self.late = False
+        self.behind = False
+        self.log_fault = ""
         self._boot_id = processes.boot_id()
         self._ranks = ranks.Ranks()
         self._buffer = b""
@@ -80,9 +87,7 @@ class Watcher:
             look_at_ranks: Do so now; otherwise every two seconds.
         """
         self._look_at_exit()
-        while self._read_log():
-            pass
-        self._caught_up = True
+        self._read_for(_LOOK_S)
         if self.ended:
             return
         run = self.attempt["run"]
@@ -97,16 +102,32 @@ class Watcher:
     def settle(self):
         """A scheduler that died takes the server with it within its grace: wait for that end, so as to name it."""
         self.tick(look_at_ranks=True)
-        while self.doomed and not self.ended and not self._context.wire.cancelled.is_set():
-            time.sleep(TICK_S)
+        while (self.doomed or self.behind) and not self.ended and not self._context.wire.cancelled.is_set():
+            if not self.behind:
+                time.sleep(TICK_S)
             self.tick()
 
     def finish(self):
         """Read the rest of a log that nobody writes any more, its last line without an end included."""
         self.tick()
+        if self.behind:
+            self._read_for(_LAST_LOOK_S)
+        if self.behind:
+            # Too much to read line by line now that the server is gone and somebody waits: its end says why.
+            self.scanner = crash.scan_log(self._source())
+            return
         rest, self._buffer = self._buffer, b""
         if rest:
             self._take(rest)
+
+    def _read_for(self, seconds):
+        """Read the log up to its end, or for so long."""
+        finish = time.monotonic() + seconds
+        self.behind = self._read_log()
+        while self.behind and time.monotonic() < finish:
+            self.behind = self._read_log()
+        if not self.behind:
+            self._caught_up = True
 
     def _is_being_stopped(self):
         verdict = self._context.state.read_json("attempts", self.attempt["attempt"], "verdict.json") or {}
@@ -135,26 +156,53 @@ class Watcher:
         elif run is None and attempts.state_of(self.attempt) == attempts.CRASHED:
             self.ended = True  # its keeper never came to start it
 
+    def _source(self):
+        """The file that the server writes to: its log, or where that was moved or deleted, what it holds open."""
+        path = self.attempt["log"]
+        try:
+            found = os.stat(path).st_ino
+        except OSError:
+            found = None
+        ours = self._inode or self.attempt.get("log_inode")
+        if ours is None or found == ours or self.attempt["run"] is None:
+            return path
+        held = "/proc/%s/fd/1" % self.attempt["run"]["pid"]
+        try:
+            if os.stat(held).st_ino != ours:
+                return path
+        except OSError:
+            return path  # gone, or no /proc here
+        self.log_fault = "the log was %s under the server" % ("deleted" if found is None else "moved away")
+        return held
+
     def _read_log(self):
         """Read one chunk; whether there may be more."""
         try:
-            found = os.stat(self.attempt["log"])
+            source_path = self._source()
+            found = os.stat(source_path)
             if self._inode is not None and (found.st_ino != self._inode or found.st_size < self._position):
                 self._position, self._buffer = 0, b""  # rotated or truncated under us
+                self.log_fault = "the log was truncated or replaced while it was read"
             self._inode = found.st_ino
             if found.st_size == self._position:
                 return False
-            with open(self.attempt["log"], "rb") as source:
+            with open(source_path, "rb") as source:
                 source.seek(self._position)
                 chunk = source.read(_CHUNK)
         except OSError:
             return False
         self._position += len(chunk)
-        lines = crash.split(self._buffer + chunk)
-        self._buffer = lines.pop()[-_LONGEST_LINE:]
+        content = self._buffer + chunk
+        whole = max(content.rfind(b"\n"), content.rfind(b"\r")) + 1
+        self._buffer = content[whole:][-_LONGEST_LINE:]
         progress = None
-        for line in lines:
-            progress = self._take(line) or progress
+        for block in crash.blocks(content[:whole]):
+            if self.scanner.quiet(block) and phases.quiet(self.phase, block):
+                self.scanner.skip(block)
+                self.last_line = self.scanner.tail[-1] if self.scanner.tail else self.last_line
+                continue
+            for line in crash.split(block):
+                progress = self._take(line) or progress
         if progress is not None and progress["name"] == self.phase.phase and not self.phase.ready_line:
             self._context.wire.event("phase", **progress)
         return len(chunk) == _CHUNK

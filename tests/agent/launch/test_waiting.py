@@ -3,6 +3,8 @@
 import os
 import signal
 import time
+import urllib.request
+from pathlib import Path
 
 import pytest
 from launch_host import Wire, until
@@ -250,9 +252,143 @@ def test_a_log_of_many_megabytes_is_read_through(host):
     context = host.context("wait")
     watched = watcher.Watcher(context, host.attempt())
     watched.tick()
+    while watched.behind:
+        watched.tick()
     assert watched.phase.phase == "weights"
     assert 1 <= len([event for event in context.wire.named("phase") if event["state"] == "progress"]) <= 3
     assert len(watched._buffer) == 65536
+
+
+CAPTURED = Path(__file__).parents[2] / "engine" / "env" / "captured"
+TELLING = (
+    b"Scheduler hit an exception: Traceback (most recent call last):",
+    b"SIGQUIT received. signum=3, frame=None. It usually means one child failed.",
+    b"Received sigquit from a child process. It usually means the child failed.",
+    b"Subprocess scheduler_0 (pid=7) crashed with exit code -9. Triggering SIGQUIT for cleanup...",
+    b"Rank 0 scheduler is dead. Please check if there are relevant logs.",
+    b"Exit code: -9",
+    b"Initialization failed. warmup error: x",
+    b"[Errno 98] error while attempting to bind on address ('127.0.0.1', 1): address already in use",
+    b"Port 30000 is already in use",
+    b"launch_server.py: error: the following arguments are required: --model-path",
+    b"Not enough memory. Please try to increase --mem-fraction-static.",
+    b"Capture cuda graph failed: x",
+    b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+    b"Out of memory even after retracting all other requests in the decode batch.",
+    b"Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)",
+    b"Watchdog caught collective operation timeout: x",
+    b"  what():  x",
+    b"terminate called after throwing an instance of 'c10::Error'",
+    b"Fatal Python error: Segmentation fault",
+    b"Segmentation fault (core dumped)",
+    b"deployctl: cannot start the server: x",
+    b"/usr/bin/python3: No module named sglang",
+    b"Current thread 0x00007f (most recent call first):",
+    b"  + Exception Group Traceback (most recent call last):",
+    b"[ts] INFO:     Application startup complete.",
+    b"CAPTURE CUDA GRAPH BEGIN. x",
+    b"Capture target verify CUDA graph begin. backend=x",
+    b"Multi-thread loading shards:  50% Completed | 2/4 [00:00<00:00, 9.1it/s]",
+    b"Post-capture KV sizing: x",
+)
+
+
+def lines_of_logs():
+    found = {line for path in sorted(CAPTURED.glob("*.log")) for line in crash.split(path.read_bytes())}
+    return sorted(found | set(TELLING))
+
+
+def told_by(scanner):
+    return (scanner.terminal, scanner.cause(), scanner._chained, scanner._had_usage, bool(scanner._open))
+
+
+@pytest.mark.parametrize("before", [(), (b"Traceback (most recent call last):", b"ValueError: x"), (b"Exit code: -9",)])
+def test_what_is_skipped_would_have_taught_nothing(before):
+    """Of every line of every captured log: where quiet() says so, feed() and advance() leave all as it was."""
+    skipped = 0
+    for line in lines_of_logs():
+        scanner, state = crash.CrashScanner(), phases.State(since=1.0)
+        for earlier in before:
+            scanner.feed(earlier)
+        if scanner.quiet(line + b"\n"):
+            told, pending = told_by(scanner), len(scanner._blocks) + len(scanner._singles)
+            scanner.feed(line)
+            assert told == told_by(scanner), line
+            assert pending == len(scanner._blocks) + len(scanner._singles), line
+            skipped += 1
+        for phase in phases.ORDER:
+            at = state._replace(phase=phase)
+            if phases.quiet(at, line):
+                assert (at, []) == phases.advance(at, line, 2.0), line
+    assert skipped > 100
+    assert not any(crash.CrashScanner().quiet(line) for line in TELLING[:24])
+
+
+def test_blocks_are_the_whole_and_end_with_lines():
+    """Whatever the lines' lengths; the last may end anywhere."""
+    content = b"".join(b"x" * (at * 37 % 3000) + b"\n" for at in range(500)) + b"rest"
+    pieces = list(crash.blocks(content))
+    assert content == b"".join(pieces)
+    assert all(piece.endswith(b"\n") for piece in pieces[:-1])
+    assert len(pieces) > 5
+    assert [] == list(crash.blocks(b""))
+
+
+def test_a_log_that_grows_faster_than_it_is_read_hides_neither_an_end_nor_ctrl_c(host, monkeypatch):
+    """Every line takes reading: still the time limit, the exit and the cause come within moments."""
+    monkeypatch.setattr(watcher, "_LOOK_S", 0.01)
+    monkeypatch.setattr(watcher, "_LAST_LOOK_S", 0.01)
+    host.launch("a", argv=host.script(SLEEPER), wait=False)
+    until(lambda: host.log().stat().st_size, "the first line")
+    with host.log().open("ab") as log:
+        for _ in range(40):
+            log.write(b"warning: error: of a compiler, of no meaning here\n" * 20000)
+        log.write(b"Traceback (most recent call last):\nRuntimeError: at the end of it all\n")
+    wire = Wire()
+    wire.cancelled.set()
+    assert 130 == host.ask("wait", wire)["exit"]
+    watched = watcher.Watcher(host.context("wait"), host.attempt())
+    watched.tick()
+    assert watched.behind
+    os.kill(host.server()[0], signal.SIGKILL)
+    until(lambda: host.attempt()["exit"])
+    began = time.monotonic()
+    result = host.ask("wait")
+    assert ("crashed", "RuntimeError: at the end of it all") == (result["status"], result["crash"]["cause"])
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(("fate", "said"), [("delete", "deleted"), ("move", "moved away"), ("truncate", "truncated")])
+def test_a_log_that_somebody_takes_away_during_the_load(host, fate, said):
+    """What the server writes is read from what it holds open; a wait that gives up says what happened to the log."""
+    script = """
+        import http.server, os, sys
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                if self.path == "/ready":
+                    print("The server is fired up and ready to roll!", flush=True)
+                self.send_response(200); self.send_header("Content-Length", "0"); self.end_headers()
+        print("Load weight begin", "." * 200, flush=True)
+        http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+    """
+    behind = host.launch_behind("a", argv=host.script(script), smoke=False)
+    behind.event("phase", name="weights", state="start")
+    if fate == "truncate":
+        os.truncate(host.log(), 0)
+    elif fate == "delete":
+        host.log().unlink()
+    else:
+        host.log().rename(str(host.log()) + ".1")
+        host.log().write_text("of somebody else\n")
+    behind.event("health", status=200)
+    if fate != "truncate":  # which is not seen by whoever comes later
+        waited = host.ask("wait", timeout_s=0.5, smoke=False)
+        assert "timeout" == waited["status"]
+        assert f"the log was {said} under the server" in waited["error"]["message"]
+        assert "phase weights" in waited["error"]["message"]
+    until(lambda: urllib.request.urlopen(f"http://127.0.0.1:{host.port}/ready", timeout=5).status == 200)
+    result = behind.finish()
+    assert ("ready", 0) == (result["status"], result["exit"]), result["error"]
 
 
 def test_no_pattern_takes_the_square_of_a_lines_length():
