@@ -3,7 +3,8 @@
 import pytest
 
 from tests.gpu import tables, verdicts
-from tests.gpu.stages.features import follows, logprob_differences, part_by_a_tie, stopped_rightly
+from tests.gpu.stages.features import logprob_differences, part_by_a_tie, stopped_rightly
+from tests.gpu.stages.grammars import follows
 
 GOOD = {
     "base-no-overlap": {1: 332, 4: 1285, 10: 3045, 32: 8000, 64: 13000},

@@ -1,26 +1,21 @@
 """What requests may ask for besides greedy text, with speculation off and across both switches."""
 
 import asyncio
-import contextlib
-import json
-import re
 import uuid
-from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from tests.gpu import arms, decode_log, verdicts
-from tests.gpu.load import Answer, Client, ClosedLoop, prompt
+from tests.gpu import decode_log, verdicts
+from tests.gpu.load import Answer, Client, prompt
 from tests.gpu.servers import Fleet, Server
 from tests.gpu.session import Session
 from tests.gpu.statistics import counts, g_test
 
-from . import on_server
+from . import grammars, on_server
+from .crowd import SETTLE_S, crowd
 
 REFERENCE = "b-base-no-overlap"
 TESTED = ("b-v1-dynamic", "b-v2-dynamic")
-GRAMMAR_REFERENCE = "b-base-no-overlap-grammar"
-GRAMMAR_TESTED = ("b-v1-dynamic-grammar", "b-v2-dynamic-grammar")
-NEEDS = (REFERENCE, *TESTED, "b-base", GRAMMAR_REFERENCE, *GRAMMAR_TESTED)
+NEEDS = (REFERENCE, *TESTED, "b-base", *grammars.NEEDS)
 
 SMALLEST_P = 0.001
 LARGEST_TIE, LARGEST_LOGPROB_DIFFERENCE = 0.05, 0.08  # bfloat16 logits of 4 to 8 come in steps of 0.031
@@ -31,57 +26,17 @@ PENALTIES = {
     "presence": {"presence_penalty": 0.8},
     "repetition": {"repetition_penalty": 1.3},
 }
-SCHEMA = json.dumps(
-    {
-        "type": "object",
-        "properties": {
-            "city": {"enum": ["Paris", "Rome"]},
-            "people": {"type": "integer", "minimum": 0, "maximum": 99999},
-        },
-        "required": ["city", "people"],
-        "additionalProperties": False,
-    }
-)
-REGEX = r"(red|green|blue)-[0-9]{4}"
-CROWD, CROWD_FIRST = 16, 800
-_CROWD_S = 0.5
 _OFF_ACCEPT_LENGTH = 1.0
 _TRIES = 6
 
 
-@contextlib.asynccontextmanager
-async def crowd(client: Client, width: int = CROWD) -> AsyncIterator[None]:
-    """So many other requests run for the length of a block: speculation is off. At its end they are aborted."""
-    running: set[str] = set()
-
-    async def one(worker: int, rounds: int) -> None:
-        rid = f"crowd-{uuid.uuid4().hex}"
-        running.add(rid)
-        try:
-            # Of different lengths, so that they do not end together.
-            tokens = 300 + 61 * ((worker + rounds) % CROWD)
-            await client.generate(prompt(CROWD_FIRST + worker), tokens, rid=rid)
-        finally:
-            running.discard(rid)
-
-    async with ClosedLoop(one, most=width) as loop:
-        loop.width = width
-        await asyncio.sleep(_CROWD_S)
-        yield
-        failures = list(loop.failures)
-        loop.width = 0
-        await asyncio.gather(*[client.abort(rid) for rid in list(running)])
-    if failures:
-        raise RuntimeError(f"a request beside the tested ones failed: {failures[0]}")
-
-
 def run(session: Session, fleet: Fleet) -> None:
     """Each feature on its own: one that fails leaves the others."""
-    for part in (_sampling, _logprobs, _penalties, _stop_strings, _crossings, _grammar):
+    for part in (_sampling, _logprobs, _penalties, _stop_strings, _crossings, grammars.run):
         try:
             part(session, fleet)
         except Exception as error:
-            session.error(f"features: {part.__name__.strip('_')}", error)
+            session.error(f"features: {part.__module__}.{part.__name__}", error)
 
 
 # Sampling
@@ -334,11 +289,11 @@ async def crossing(client: Client, server: Server, tokens: int, gone: int) -> di
     rids = [f"leaving-{uuid.uuid4().hex}" for _ in range(gone)]
     leaving = [asyncio.create_task(client.generate(prompt(790), tokens, rid=rid)) for rid in rids]
     asked = [asyncio.create_task(one(number, sampling, more)) for number, (_, sampling, more) in enumerate(FEATURES)]
-    await asyncio.sleep(_CROWD_S)
+    await asyncio.sleep(SETTLE_S)
     async with crowd(client):
         await client.abort(rids[0])
         leaving[-1].cancel()
-        await asyncio.sleep(_CROWD_S)
+        await asyncio.sleep(SETTLE_S)
     outcomes = await asyncio.gather(*asked, return_exceptions=True)
     await asyncio.gather(*leaving, return_exceptions=True)
     return {
@@ -377,65 +332,3 @@ def _crossings(session: Session, fleet: Fleet) -> None:
                 ),
             ]
         )
-
-
-# Grammars
-
-
-async def with_grammars(client: Client, _server: Server) -> dict[str, Any]:
-    """Constrained requests while off, and across both switches."""
-    asks = [("json_schema", SCHEMA)] * 3 + [("regex", REGEX)] * 3
-
-    async def one(number: int, kind: str, grammar: str) -> str:
-        sampling = {kind: grammar, "ignore_eos": False}
-        return (await client.generate(prompt(820 + number), 80, sampling))["text"]
-
-    async def all_of_them() -> list[str]:
-        return list(await asyncio.gather(*[one(number, kind, text) for number, (kind, text) in enumerate(asks)]))
-
-    few = await all_of_them()
-    async with crowd(client):
-        many = await all_of_them()
-    starting = asyncio.create_task(all_of_them())
-    await asyncio.sleep(0.03)
-    async with crowd(client, width=12):
-        crossing_over = await starting
-    return {"kinds": [kind for kind, _ in asks], "on": few, "off": many, "crossing": crossing_over}
-
-
-def follows(kind: str, text: str) -> bool:
-    """Whether a text is what its grammar allows."""
-    if kind == "regex":
-        return re.fullmatch(REGEX, text.strip()) is not None
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(value, dict) and set(value) == {"city", "people"} and value["city"] in ("Paris", "Rome")
-
-
-def _grammar(session: Session, fleet: Fleet) -> None:
-    backend = arms.grammar_backend()
-    if backend is None:
-        session.skip("grammars", "neither xgrammar nor llguidance can be imported")
-        return
-    keys = (GRAMMAR_REFERENCE, *GRAMMAR_TESTED)
-    taken = {key: on_server(session, fleet, key, f"grammars ({backend})", with_grammars) for key in keys}
-    for key in keys:
-        found = taken[key]
-        session.record("features", f"{key} ({backend})", found)
-        for state in ("on", "off", "crossing"):
-            texts: Sequence[str] = found[state] if found else []
-            right = sum(
-                1 for kind, text in zip(found["kinds"] if found else [], texts, strict=True) if follows(kind, text)
-            )
-            session.verdicts(
-                [
-                    verdicts.judge(
-                        "features",
-                        f"{key}: follows its grammar, {state}, of {len(texts)}",
-                        right if found else None,
-                        holds=right == len(texts) if found else None,
-                    )
-                ]
-            )
