@@ -43,7 +43,8 @@ def dossier(context):
     chosen = known if wanted is None else [_chosen(known, entry, problems) for entry in wanted]
     trees = _trees(context.state, None if wanted is None else chosen, problems)
     now = releases.pointer(context.state)
-    described = _readable(chosen, lambda attempt: _attempt(context, attempt, problems), problems)
+    version = _version(context.state, now["base"]) or _installed(context, problems)
+    described = _readable(chosen, lambda attempt: _attempt(context, attempt, version, problems), problems)
     if wanted is not None and len(described) < len(chosen):
         raise Failure(
             "; ".join(problems), kind="state-damaged", hint="deployctl history", exit_code=EXIT_NEEDS_RECOVERY
@@ -53,7 +54,7 @@ def dossier(context):
         "status": "ok",
         "host": context.host.get("name"),
         "package": context.host.get("package") or "sglang",
-        "version": _version(context.state, now["base"]) or _installed(context, problems),
+        "version": version,
         "release": now["release"],
         "gpus": [{"name": card["name"], "memory_total_mib": card["total_mib"]} for card in gpu.cards(tools)],
         "releases": _readable(trees, lambda release: _release(context.state, release, now), problems),
@@ -138,7 +139,7 @@ def _tree_of(state, attempt):
     return (None, None) if base is None else ("0@%d" % base, base)
 
 
-def _attempt(context, attempt, problems):
+def _attempt(context, attempt, version, problems):
     verdict = attempt["verdict"] or {}
     ended = (attempt["exit"] or {}).get("at") or (verdict.get("stopping") or {}).get("at")
     state = attempts.state_of(attempt)
@@ -151,7 +152,7 @@ def _attempt(context, attempt, problems):
         "release": attempt["release"],
         "base": base,
         "tree": tree,
-        "version": _version(context.state, base),
+        "version": version if base is None else _version(context.state, base),
         "patches": attempt["patches"],
         "at": _iso(attempt["at"]),
         "by": attempt["by"],

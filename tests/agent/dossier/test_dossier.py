@@ -67,6 +67,8 @@ def test_a_long_diff_is_cut_at_a_line(serving):
 def test_attempts_in_the_order_asked_for(serving):
     """By number, by tag (the newest of it), by a name that is either; each with what it ran and how it ended."""
     first = serving.launch("base", "--threads", "2", port=4711)
+    before = serving.dossier("base")["attempts"][0]
+    assert (None, None, "1.2.3") == (before["base"], before["tree"], before["version"])
     serving.push("a/v1", threshold(5))
     serving.launch("patched", env={"HF_TOKEN": "hf_abc", "TOKENIZERS_PARALLELISM": "false"})
     third = serving.launch("patched", "--api-key", "s3cret", "--hf-token=hf_abc")
