@@ -14,7 +14,6 @@ _LONGEST_LINE = 1 << 20
 _STAMP = re.compile(rb"(?m)(?:^|(?<=\r))\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _SINCE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)")
 _TICK_S = 0.05
-_STAMP_BYTES = 24
 # How often a follow asks whether the server still lives, and how long it listens to what a dead one left behind.
 _LOOK_S = 0.3
 _LAST_WORDS_S = 1.0
@@ -279,13 +278,16 @@ def _without_stamps(attempt, wanted, found):
 
 def _stamp_from(content, at, end):
     """(position, seconds) of the first time stamp that begins a line between `at` and `end`; (end, None): none."""
-    for match in _STAMP.finditer(content, at, end + _STAMP_BYTES):
-        if match.start() >= end:
-            break
-        try:
-            return match.start(), time.mktime(time.strptime(match.group(1).decode(), "%Y-%m-%d %H:%M:%S"))
-        except (ValueError, OverflowError):
-            continue  # not a date after all
+    # Found by its first bytes: a flood of lines without stamps is passed at the speed of memory.
+    found = content.find(b"[2", at, end)
+    while found >= 0:
+        match = _STAMP.match(content, found)
+        if match:
+            try:
+                return found, time.mktime(time.strptime(match.group(1).decode(), "%Y-%m-%d %H:%M:%S"))
+            except (ValueError, OverflowError):
+                pass  # not a date after all
+        found = content.find(b"[2", found + 1, end)
     return end, None
 
 

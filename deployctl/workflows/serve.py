@@ -40,7 +40,7 @@ def ask_each(run: Run, operation: str, hosts: Sequence[Host], args: Mapping[str,
 
 
 def read_each(run: Run, operation: str, hosts: Sequence[Host], args: Mapping[str, Any] | None = None) -> Report:
-    """An operation that may be asked twice: asked again when the link breaks (status, history, audit, doctor, smoke)."""
+    """An operation that may be asked twice: again when the link breaks (status, history, audit, doctor, smoke)."""
     return run.each(
         hosts,
         lambda host: HostReport.from_result(host.name, run.ask_patiently(host, operation, args, for_s=15.0)),
