@@ -22,7 +22,7 @@ def lines(value: Mapping[str, Any]) -> list[str]:
         value: What `Comparison.as_json` makes.
     """
     labels = [side["label"] for side in value["attempts"]]
-    shown = [_about(letter, side) for letter, side in zip(string.ascii_lowercase, value["attempts"], strict=False)]
+    shown = [_about(_letter(place), side) for place, side in enumerate(value["attempts"])]
     if value["levels"]:
         shown += ["", *_levels(labels, value)]
     if value["headlines"]:
@@ -53,6 +53,12 @@ def lines(value: Mapping[str, Any]) -> list[str]:
     return shown
 
 
+def _letter(place: int) -> str:
+    """What a side is called in the table: a to z, then aa, ab, ..."""
+    more, last = divmod(place, 26)
+    return (_letter(more - 1) if more else "") + string.ascii_lowercase[last]
+
+
 def _seconds(value: float | None) -> str:
     return "-" if value is None else duration(value)
 
@@ -70,7 +76,7 @@ def _about(letter: str, side: Mapping[str, Any]) -> str:
 
 def _levels(labels: Sequence[str], value: Mapping[str, Any]) -> list[str]:
     """The table by concurrency; the columns of one kind stand together."""
-    letters = string.ascii_lowercase[: len(labels)]
+    letters = [_letter(place) for place in range(len(labels))]
     header = ["C", *(f"tok/s {letter}" for letter in letters), *(f"{letter}/a" for letter in letters[1:])]
     columns: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = [
         ("TTFT", lambda level: number(level["ttft_ms"]["p50"])),
