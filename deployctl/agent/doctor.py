@@ -10,7 +10,7 @@ import tempfile
 import time
 
 from . import attempts, gpu, launch, lock, package, releases
-from .failure import Failure
+from .failure import Failure, counted
 from .state import disk_failure
 from .tools import Tool
 
@@ -138,8 +138,13 @@ def _gpus(context):
         return None, "no GPU devices (%s)" % gpu.pattern(context), ""
     cards = gpu.cards(tools)
     held = gpu.holders(context, tools)
-    missing = ["%s: %s" % item for item in sorted(tools.items()) if item[1] != "ok"]
-    detail = "%d devices, %d cards, %d holders" % (len(paths), len(cards), len(held))
+    missing = [
+        state if state.startswith(name + " ") else "%s: %s" % (name, state)
+        for name, state in sorted(tools.items())
+        if state != "ok"
+    ]
+    counts = ((paths, "device"), (cards, "card"), (held, "holder"))
+    detail = ", ".join(counted(len(found), word) for found, word in counts)
     if missing:
         return None, detail + "; " + "; ".join(missing), "fuser is of psmisc, nvidia-smi of the driver; root sees all"
     return True, detail, ""

@@ -1,4 +1,4 @@
-"""The one exception of the agent: a step failed, and the user can be told why and what to type next."""
+"""The one exception of the agent (a step failed: why, and what to type next) and the words that messages share."""
 
 # Exit codes of the contract that the agent itself decides (the client has the full table in errors.py).
 EXIT_FAILED = 1
@@ -11,6 +11,11 @@ EXIT_NEEDS_RECOVERY = 8
 EXIT_DRIFT = 9
 EXIT_NOT_CLEAN = 10
 EXIT_INTERRUPTED = 130
+
+
+def counted(number, one, many=None):
+    """`1 file`, `2 files`."""
+    return "%d %s" % (number, one if number == 1 else many or one + "s")
 
 
 class Failure(Exception):

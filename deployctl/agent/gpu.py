@@ -7,7 +7,7 @@ import shutil
 import time
 
 from . import attempts, audit, lock, processes, shm
-from .failure import EXIT_NOT_CLEAN, Cancelled, Failure
+from .failure import EXIT_NOT_CLEAN, Cancelled, Failure, counted
 from .tools import Tool
 
 _SETTLED_MIB = 1024
@@ -52,7 +52,7 @@ def holders(context, tools):
     else:
         tools["fuser"] = tool.problem + ": only /proc was read"
         if blind:
-            tools["/proc"] = "%d processes of other users could not be looked at" % blind
+            tools["/proc"] = "%s of other users could not be looked at" % counted(blind, "process", "processes")
     return list(processes.snapshot(sorted(pids)).values()) if pids else []
 
 
@@ -233,11 +233,9 @@ def clean_up(context, mode=None):
         _end(context, targets, result)
     if foreign:
         raise Failure(
-            "%d foreign process%s hold%s GPUs: %s"
+            "GPUs are held by %s: %s"
             % (
-                len(foreign),
-                "" if len(foreign) == 1 else "es",
-                "s" if len(foreign) == 1 else "",
+                counted(len(foreign), "foreign process", "foreign processes"),
                 "; ".join("pid %d (%s, %d s, %s)" % (p.pid, p.user, p.age_s, p.command[:100]) for p in foreign[:8]),
             ),
             kind="foreign-holders",
@@ -301,9 +299,9 @@ def _end(context, targets, result):
             attempts.set_verdict(context.state, attempt, state=attempts.STOPPED, by=context.operator)
     if left:
         raise Failure(
-            "%d process(es) on the GPUs do not end: %s"
+            "%s still on the GPUs after SIGKILL: %s"
             % (
-                len(left),
+                counted(len(left), "process", "processes"),
                 "; ".join("pid %d (%s, state %s, %s)" % (p.pid, p.user, p.state, p.command[:80]) for p in left),
             ),
             kind="not-stopped",

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import time
 
+from .failure import counted
+
 Process = collections.namedtuple("Process", "pid start ppid pgid sid user age_s command state")
 Process.__doc__ = "One process; `start` tells it from a later one with the same pid (clock ticks since boot on Linux)."
 
@@ -267,7 +269,7 @@ def end(targets, grace_s, patience_s, on_event=None):
         if not left:
             return []
         if number == signal.SIGTERM and on_event is not None:
-            on_event("%d process(es) did not end within %g s: SIGKILL" % (len(left), grace_s))
+            on_event("%s did not end within %g s: SIGKILL" % (counted(len(left), "process", "processes"), grace_s))
     # As they are now: state D says that they wait for a driver.
     now = snapshot([process.pid for process in left])
     return [now.get(process.pid, process) for process in left]

@@ -6,7 +6,7 @@ import shutil
 import time
 
 from . import objects, package, releases, tree
-from .failure import EXIT_DRIFT, EXIT_USAGE, Failure
+from .failure import EXIT_DRIFT, EXIT_USAGE, Failure, counted
 
 _DIFF_LINES = 200
 
@@ -118,7 +118,7 @@ def open_site(context, adopt=False):
             raise drift_failure(
                 context,
                 site,
-                "differ from the package as it was installed anew (%s to %s)" % (about["version"], found.version),
+                "not as in the package as it was installed anew (%s to %s)" % (about["version"], found.version),
                 differing,
                 "reinstall it (git checkout in a work tree), or make these edits the new base: --adopt",
             )
@@ -141,8 +141,8 @@ def _snapshot(context, found, entries, index, adopt, before):
     if differing and not adopt:
         origin = "its wheel's RECORD" if found.record is not None else "git's HEAD"
         raise Failure(
-            "%d file%s of %s differ from %s:\n%s"
-            % (len(differing), "" if len(differing) == 1 else "s", found.directory, origin, _listed(differing)),
+            "%s of %s not as in %s:\n%s"
+            % (counted(len(differing), "file"), found.directory, origin, _listed(differing)),
             kind="drift",
             hint="reinstall the package, or make these edits part of the base: the same command with --adopt",
             exit_code=EXIT_DRIFT,
@@ -216,12 +216,30 @@ def _listed(paths, most=20):
     return "\n".join(lines)
 
 
-def drift_list(site, paths):
-    """Drifted files as the contract's `drift`."""
-    return [{"path": path, "expected": _sha(site.expected, path), "found": _sha(site.entries, path)} for path in paths]
+def drift_list(context, release, expected, entries, paths):
+    """Drifted files: what the release has, what is there, and what the base has (None for no file)."""
+    base = releases.base_of(context.state, release["base"])["files"]
+    return [
+        {
+            "path": path,
+            "expected": _sha(expected, path),
+            "found": _sha(entries, path),
+            "base": base[path][0] if path in base else None,
+        }
+        for path in paths
+    ]
 
 
-_HINT = "keep the edits as a patch (the diff is in the output), or go on with --force: copies are kept"
+def drift_words(number, drift):
+    """What is known of drifted files: that they differ, and how many are as in the base; not who changed them."""
+    said = "%d file%s from release %d" % (len(drift), " differs" if len(drift) == 1 else "s differ", number)
+    as_base = sum(entry["found"] == entry["base"] for entry in drift) if number else 0
+    if as_base == 0:
+        return said
+    return "%s, %s as in the base" % (said, "all" if as_base == len(drift) else "%d of them" % as_base)
+
+
+_HINT = "keep what was edited as a patch (the diff is in the output), or go on with --force: copies are kept"
 
 
 def release_of_content(context, site):
@@ -247,15 +265,16 @@ def drift_failure(context, site, message="", paths=None, hint=_HINT):
             )
             hint = "nothing was edited by hand, so nothing is lost: the same command with --force"
     paths = site.drifted if paths is None else paths
-    count = "%d file%s" % (len(paths), "" if len(paths) == 1 else "s")
-    message = message or "edited by hand since release %d" % site.release["number"]
+    drift = drift_list(context, site.release, site.expected, site.entries, paths)
+    count = counted(len(paths), "file")
+    said = "%s %s" % (count, message) if message else drift_words(site.release["number"], drift)
     return Failure(
-        "%s %s:\n%s" % (count, message, _listed(paths)),
+        "%s:\n%s" % (said, _listed(paths)),
         kind="drift",
         hint=hint,
         exit_code=EXIT_DRIFT,
         status="drift",
-        drift=drift_list(site, paths),
+        drift=drift,
         diff=drift_diff(context, site, paths),
     )
 

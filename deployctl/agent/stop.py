@@ -1,7 +1,7 @@
 """Ends a server and everything it started, and says stopped only when nothing of it lives."""
 
 from . import attempts, audit, lock, processes, shm
-from .failure import Failure
+from .failure import Failure, counted
 
 # Orphans have lost the server that would have ended them in order: they get this long after SIGTERM.
 _ORPHAN_GRACE_S = 5.0
@@ -84,7 +84,7 @@ def stop_attempt(context, attempt):
         return result
     event = {"name": "stop", "attempt": attempt["attempt"]}
     if not launcher:
-        result["note"] = "launcher dead, %d orphan%s" % (len(family), "" if len(family) == 1 else "s")
+        result["note"] = "launcher dead, %s" % counted(len(family), "orphan")
         event["text"] = result["note"]
     context.wire.event("step", state="start", **event)
     left_open = shm.in_use_by(context, family)
@@ -107,8 +107,8 @@ def stop_attempt(context, attempt):
     if left:
         names = ", ".join("%d (%s, %s, state %s)" % (p.pid, p.user, p.command[:60], p.state) for p in left[:5])
         raise Failure(
-            "attempt %d is not stopped: %d process%s still live%s: %s"
-            % (attempt["attempt"], len(left), "" if len(left) == 1 else "es", "s" if len(left) == 1 else "", names),
+            "attempt %d is not stopped, %s left alive: %s"
+            % (attempt["attempt"], counted(len(left), "process", "processes"), names),
             kind="not-stopped",
             hint="state D waits for a driver: look at dmesg; a process of another user needs its owner",
             attempt=attempt["attempt"],

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from deployctl.cli.session import Session
 from deployctl.errors import UsageError
 from deployctl.render import text
-from deployctl.render.terminal import neutral, out, say, size, style
+from deployctl.render.terminal import neutral, out, say, size, style, worded
 from deployctl.workflows import logs
 
 
@@ -127,10 +127,11 @@ def show(session: Session, args: dict[str, Any], output: Path | None) -> None:
             _crash(host.fields, prefix)
         else:
             same = host.fields.get("same_tag") or []
+            state = worded(host.fields["state"])
             older = f"; same tag: attempt {', '.join(map(str, same))}" if same else ""
             say(
                 style(
-                    f"{prefix}attempt {host.fields['attempt']} ({host.fields['log_tag']}, {host.fields['state']}), "
+                    f"{prefix}attempt {host.fields['attempt']} ({host.fields['log_tag']}, {state}), "
                     f"{host.fields['log']}{older}",
                     "dim",
                     stream=sys.stderr,
@@ -140,9 +141,9 @@ def show(session: Session, args: dict[str, Any], output: Path | None) -> None:
 
 
 def _crash(fields: Any, prefix: str) -> None:
-    say(f"{prefix}attempt {fields['attempt']} ({fields['log_tag']}, {fields['state']}), {fields['log']}")
+    say(f"{prefix}attempt {fields['attempt']} ({fields['log_tag']}, {worded(fields['state'])}), {fields['log']}")
     if fields["crash"] is None:
-        out(f"{prefix}no crash: attempt {fields['attempt']} is {fields['state']}")
+        out(f"{prefix}no crash: attempt {fields['attempt']} is {worded(fields['state'])}")
         return
     for line in text.crash(fields["crash"]):
         out(prefix + line)

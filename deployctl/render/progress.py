@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from deployctl.render import bench
-from deployctl.render.terminal import duration, neutral, say, style
+from deployctl.render.terminal import counted, duration, neutral, say, style
 
 _LEAST_BAR = 8
 _PHASES = ("init", "weights", "kv-cache", "graphs", "warm-up")
@@ -29,6 +29,7 @@ class Progress:
         self._guard = threading.Lock()
         self._bars: dict[str, _Load | bench.Sweep] = {}
         self._waiting: dict[str, str] = {}
+        self._told: set[tuple[Any, ...]] = set()
         self._live: Any = None
 
     def __call__(self, host: str, event: Mapping[str, Any]) -> None:
@@ -53,6 +54,14 @@ class Progress:
             self._live.console.print(Text.from_ansi(shown), soft_wrap=True)
         else:
             say(shown)
+
+    def _once(self, host: str, text: str, *styles: str) -> None:
+        """A line about a host's load, unless it was shown: whoever attaches again is told everything anew."""
+        load = self._bars.get(host)
+        told = (host, load.attempt if isinstance(load, _Load) else None, text)
+        if told not in self._told:
+            self._told.add(told)
+            self._line(host, text, *styles)
 
     def _show(self, host: str, event: Mapping[str, Any]) -> None:
         kind = event["event"]
@@ -106,28 +115,29 @@ class Progress:
             self._crash(host, event)
             return
         load = self._bars.get(host)
-        if not isinstance(load, _Load):
+        if not isinstance(load, _Load) or (kind == "attempt" and load.attempt not in (None, event["attempt"])):
             load = self._bars[host] = _Load()
         if kind == "attempt":
             stack = " + ".join(event["patches"]) or "base"
             release = "nothing pushed" if event["release"] is None else f"release {event['release']} ({stack})"
-            self._line(
+            load.attempt = event["attempt"]
+            self._once(
                 host,
                 f"attempt {event['attempt']} ({event['profile']}, {event['log_tag']}) on {release}, pid {event['pid']}",
             )
-            self._line(host, f"log {event['log']}", "dim")
+            self._once(host, f"log {event['log']}", "dim")
             load.began = time.monotonic() - event["elapsed_s"]
             self._start_bar()
         elif kind == "expect":
             load.expect(event)
             if self._live is None:
-                self._line(host, f"earlier loads took {duration(event['ready_seconds'])}")
+                self._once(host, f"earlier loads took {duration(event['ready_seconds'])}")
         elif kind == "phase":
             load.phase(event)
             if event["state"] == "done" and self._live is None:
-                self._line(host, f"{event['name']:<8} {duration(event['seconds'])}")
+                self._phase_done(host, load, event)
         elif kind == "ready":
-            self._line(host, f"ready after {duration(event['seconds'])}", "green")
+            self._once(host, f"ready after {duration(event['seconds'])}", "green")
             load.text = "smoke"
         elif kind == "smoke":
             if event["ok"]:
@@ -148,10 +158,16 @@ class Progress:
                     "green",
                 )
 
+    def _phase_done(self, host: str, load: "_Load", event: Mapping[str, Any]) -> None:
+        # Read from the log again after a broken link, its time may have been rounded otherwise.
+        if event["name"] not in load.done:
+            load.done.add(event["name"])
+            self._line(host, f"{event['name']:<8} {duration(event['seconds'])}")
+
     def _bench(self, host: str, event: Mapping[str, Any]) -> None:
         if event["event"] == "bench":
             levels = ",".join(str(level) for level in event["levels"])
-            again = f", {len(event['done'])} levels are there" if event["done"] else ""
+            again = f", {counted(len(event['done']), 'level')} kept from before" if event["done"] else ""
             self._line(
                 host, f"bench {event['bench']} of attempt {event['attempt']} ({event['log_tag']}): {levels}{again}"
             )
@@ -214,6 +230,8 @@ class _Load:
     """One host's load: where it is, and where it was at this time in earlier loads."""
 
     def __init__(self) -> None:
+        self.attempt: int | None = None
+        self.done: set[str] = set()
         self.began = time.monotonic()
         self.text = "starting"
         self._expected: float | None = None

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -35,6 +36,24 @@ def say(text: str = "") -> None:
     """One line of progress."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+def worded(status: str) -> str:
+    """A status as people say it: `rolled back`, `smoke failed`, `nothing running`."""
+    return status.replace("_", " ").replace("-", " ")
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """`1 file`, `2 files`."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def listed(names: Iterable[str], most: int = 5) -> str:
+    """`a, b and 3 more`."""
+    known = list(names)
+    if len(known) <= most:
+        return ", ".join(known)
+    return f"{', '.join(known[:most])} and {len(known) - most} more"
 
 
 def duration(seconds: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from deployctl.domain.report import HostReport, Report
 from deployctl.errors import DeployError
 from deployctl.render import bench, compare
-from deployctl.render.terminal import duration, neutral, out, say, size, style, table, when
+from deployctl.render.terminal import counted, duration, listed, neutral, out, say, size, style, table, when, worded
 
 _GOOD = {
     "complete",
@@ -76,7 +76,7 @@ def _problem(host: HostReport, *, several: bool) -> None:
 
 
 def _status_word(host: HostReport) -> str:
-    return style(host.status, "bold", "green" if host.status in _GOOD else "red")
+    return style(worded(host.status), "bold", "green" if host.status in _GOOD else "red")
 
 
 def _lines(command: str, host: HostReport, *, verbose: bool) -> list[str]:
@@ -235,13 +235,11 @@ def _status(host: HostReport, verbose: bool) -> list[str]:
         lines.append(f"release   {fields['release']} ({neutral(stack)}), {fields['package_dir']} {fields['version']}")
     drift = fields.get("drift") or []
     if drift:
-        lines.append(
-            style(f"drift     {len(drift)} files edited by hand: {', '.join(d['path'] for d in drift[:5])}", "yellow")
-        )
+        lines.append(style(f"drift     {fields['drift_summary']}: {listed(d['path'] for d in drift)}", "yellow"))
     server = fields.get("server")
     if server:
         phase = f" ({server['phase']})" if server.get("phase") else ""
-        word = style(server["state"], "bold", "green" if server["state"] == "ready" else "yellow")
+        word = style(worded(server["state"]), "bold", "green" if server["state"] == "ready" else "yellow")
         tag = neutral(server["log_tag"])
         lines.append(
             f"server    {word}{phase}  attempt {server['attempt']} ({server['profile']}, {tag}), "
@@ -254,14 +252,15 @@ def _status(host: HostReport, verbose: bool) -> list[str]:
     if attempt and (not server or attempt["attempt"] != server["attempt"]):
         cause = f": {neutral(attempt['cause'])}" if attempt.get("cause") else ""
         lines.append(
-            f"last      attempt {attempt['attempt']} ({neutral(attempt['log_tag'])}) {attempt['state']}{cause}"
+            f"last      attempt {attempt['attempt']} ({neutral(attempt['log_tag'])}) {worded(attempt['state'])}{cause}"
         )
     orphans = fields.get("orphans") or []
     if orphans:
         pids = ", ".join(str(orphan["pid"]) for orphan in orphans)
         lines.append(
             style(
-                f"orphans   launcher dead, {len(orphans)} orphan(s): {pids}; deployctl stop{host.where} ends them",
+                f"orphans   launcher dead, {counted(len(orphans), 'orphan')}: {pids}; "
+                f"deployctl stop{host.where} ends what is left",
                 "yellow",
             )
         )
@@ -272,7 +271,7 @@ def _status(host: HostReport, verbose: bool) -> list[str]:
         lines.append(f"holder    pid {holder['pid']} ({holder['user']}, {whose}) {neutral(holder['command'][:80])}")
     for name, state in (fields.get("tools") or {}).items():
         if state != "ok":
-            lines.append(style(f"tool      {name}: {neutral(state)}", "yellow"))
+            lines.append(style(f"tool      {_tool(name, state)}", "yellow"))
     hold = fields.get("hold")
     if hold:
         lines.append(style(f"held      by {neutral(hold['operator'])}: {neutral(hold['message'])}", "yellow"))
@@ -291,7 +290,7 @@ def _history(host: HostReport, verbose: bool) -> list[str]:
             ("* " if entry["current"] else "  ") + str(entry["release"]),
             " + ".join(entry["patches"]) or "base",
             entry["version"] + (" (earlier install)" if entry["other_base"] else ""),
-            f"{entry['files']} files",
+            counted(entry["files"], "file"),
             when(entry["at"]),
             entry["by"],
         ]
@@ -304,7 +303,7 @@ def _history(host: HostReport, verbose: bool) -> list[str]:
             attempt["log_tag"],
             attempt["profile"],
             attempt["release"],
-            attempt["state"],
+            worded(attempt["state"]),
             duration(attempt["ready_seconds"]) if attempt["ready_seconds"] is not None else None,
             when(attempt["at"]),
             (attempt["cause"] or "")[:70],
@@ -321,7 +320,8 @@ def _stop(host: HostReport, verbose: bool) -> list[str]:
     for entry in host.fields.get("stopped") or []:
         note = f"; {entry['note']}" if entry.get("note") else ""
         lines.append(
-            f"  attempt {entry['attempt']} ({neutral(entry['log_tag'])}): {len(entry['ended'])} processes ended{note}"
+            f"  attempt {entry['attempt']} ({neutral(entry['log_tag'])}): "
+            f"{counted(len(entry['ended']), 'process', 'processes')} ended{note}"
         )
     return lines
 
@@ -339,16 +339,28 @@ def _clean(host: HostReport, verbose: bool) -> list[str]:
     ]
     lines += [f"  spared pid {entry['pid']} {neutral(entry['command'][:80])}" for entry in fields.get("spared") or []]
     lines += [f"  gpu {card['index']}: {card['used_mib']} MiB in use" for card in fields.get("gpus") or []]
+    leftovers = fields.get("shm_removed") or []
+    if leftovers:
+        left = counted(len(leftovers), "leftover")
+        lines.append(f"  {left} of dead servers removed from shared memory: {listed(leftovers)}")
     return lines + _tools(fields)
 
 
 def _tools(fields: Mapping[str, Any]) -> list[str]:
-    """The tools that could not be asked: what they would have shown is unknown, not good."""
+    """The tools that could not be asked: what they would have shown is unknown, not good.
+
+    One that left the GPUs' memory unverified is said by the warning or the error about that, and not again.
+    """
     return [
-        style(f"  {name}: {neutral(state)}", "yellow")
+        style(f"  {_tool(name, state)}", "yellow")
         for name, state in (fields.get("tools") or {}).items()
-        if state != "ok"
+        if state not in ("ok", fields.get("unverified"))
     ]
+
+
+def _tool(name: str, state: str) -> str:
+    """`fuser is not installed: ...`: what a state that does not name its tool says is put behind the name."""
+    return neutral(state if state.startswith(f"{name} ") else f"{name}: {state}")
 
 
 def _lock(host: HostReport, verbose: bool) -> list[str]:
@@ -401,7 +413,7 @@ def logs_listing(host: HostReport) -> list[str]:
             attempt["attempt"],
             attempt["log_tag"],
             attempt["profile"],
-            attempt["state"],
+            worded(attempt["state"]),
             size(attempt["log_bytes"]) if attempt["log_bytes"] is not None else "missing",
             when(attempt["at"]),
             attempt["log"],

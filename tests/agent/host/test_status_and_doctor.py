@@ -341,7 +341,7 @@ def test_nothing_that_run_started_is_left(box, monkeypatch):
 def test_doctor_on_gpus_and_a_hold(gpus):
     """Cards and holders counted; missing tools named and no failure; a hold and a release in their lines."""
     found = checks(gpus.ask("doctor"))
-    assert (True, "1 devices, 1 cards, 0 holders") == (found["gpus"]["ok"], found["gpus"]["detail"])
+    assert (True, "1 device, 1 card, 0 holders") == (found["gpus"]["ok"], found["gpus"]["detail"])
     gpus.ask("lock", action="acquire", message="measuring")
     gpus.without("nvidia-smi", "fuser")
     found = checks(gpus.ask("doctor"))

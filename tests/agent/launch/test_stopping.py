@@ -199,7 +199,7 @@ def test_stop_never_says_stopped_while_something_lives(host, monkeypatch):
     monkeypatch.setattr(stop_module.processes, "end", end_all_but_one)
     result = host.ask("stop")
     assert (result["status"], result["exit"], result["error"]["kind"]) == ("failed", 1, "not-stopped")
-    assert f"1 process still lives: {stuck} (" in result["error"]["message"]
+    assert f"1 process left alive: {stuck} (" in result["error"]["message"]
     assert [process["pid"] for process in result["survivors"]] == [stuck]
     assert [entry["attempt"] for entry in result["stopped"]] == [2]
     # Its scheduler is gone: the launcher may follow any moment, and then counts as stopped; never as crashed.

@@ -185,7 +185,7 @@ def test_ending_tells_when_it_needs_force():
         child.stdout.readline()
         found = list(processes.snapshot([child.pid]).values())
         assert processes.end(found, 0.2, 5, said.append) == []
-        assert said == ["1 process(es) did not end within 0.2 s: SIGKILL"]
+        assert said == ["1 process did not end within 0.2 s: SIGKILL"]
         assert child.wait() == -signal.SIGKILL
     with subprocess.Popen(["sleep", "60"]) as child:
         assert processes.end(list(processes.snapshot([child.pid]).values()), 0, 5) == []
