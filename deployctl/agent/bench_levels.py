@@ -87,7 +87,7 @@ class Levels:
         except OSError as error:
             raise disk_failure(error, self._folder) from error
         tools: dict = {}
-        self.settings["gpus"] = [card["name"] for card in gpu.cards(tools)]
+        self.settings["gpus"] = [card["name"] for card in gpu.cards(self._context, tools)]
         version = self._find_generator()
         warnings = []
         most = self.settings["max_running_requests"]

@@ -12,7 +12,7 @@ import time
 from . import attempts, gpu, launch, lock, package, releases
 from .failure import Failure, counted
 from .state import disk_failure
-from .tools import Tool
+from .tools import TOOL_S, Tool
 
 _SPARE = 64 << 20
 _SPARE_SHM = 1 << 30
@@ -52,7 +52,7 @@ def doctor(context):
     for port in context.args.get("ports") or []:
         check("port %d" % port["port"], lambda port=port: _port(context, port))
     check("shared memory", lambda: _shm(context))
-    check("session", lambda: _session())
+    check("session", lambda: _session(context))
     check("clock", lambda: _clock(context))
     failed = [entry for entry in checks if entry["ok"] is False]
     result: dict = {"status": "ok" if not failed else "failed", "checks": checks}
@@ -136,7 +136,7 @@ def _gpus(context):
     paths = gpu.devices(context)
     if not paths:
         return None, "no GPU devices (%s)" % gpu.pattern(context), ""
-    cards = gpu.cards(tools)
+    cards = gpu.cards(context, tools)
     held = gpu.holders(context, tools)
     missing = [
         state if state.startswith(name + " ") else "%s: %s" % (name, state)
@@ -171,7 +171,7 @@ def _shm(context):
     return True, detail, ""
 
 
-def _session():
+def _session(context):
     """Logind may end everything of a user at logout, servers included."""
     if shutil.which("loginctl") is None:
         return True, "servers outlive the session (no logind)", ""
@@ -184,7 +184,7 @@ def _session():
     kills = settings.get("killuserprocesses", "no").lower() in ("yes", "true", "on", "1", "y", "t")
     if not kills or user in exempt or (only and user not in only):
         return True, "servers outlive the session", ""
-    tool = Tool(["loginctl", "show-user", user, "--property=Linger"])
+    tool = Tool(["loginctl", "show-user", user, "--property=Linger"], context.limit("tool_s", TOOL_S))
     if b"Linger=yes" in tool.stdout:
         return True, "servers outlive the session (%s lingers)" % user, ""
     return (

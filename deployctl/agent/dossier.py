@@ -56,7 +56,7 @@ def dossier(context):
         "package": context.host.get("package") or "sglang",
         "version": version,
         "release": now["release"],
-        "gpus": [{"name": card["name"], "memory_total_mib": card["total_mib"]} for card in gpu.cards(tools)],
+        "gpus": [{"name": card["name"], "memory_total_mib": card["total_mib"]} for card in gpu.cards(context, tools)],
         "releases": _readable(trees, lambda release: _release(context.state, release, now), problems),
         "attempts": described,
         "problems": problems,

@@ -8,7 +8,7 @@ import time
 
 from . import attempts, audit, lock, processes, shm
 from .failure import EXIT_NOT_CLEAN, Cancelled, Failure, counted
-from .tools import Tool
+from .tools import TOOL_S, Tool
 
 _SETTLED_MIB = 1024
 _ROUNDS = 3
@@ -44,7 +44,7 @@ def holders(context, tools):
         tools["/proc"] = "without root only the processes of this user can be seen"
     # Both are asked: neither a fuser that fails in silence nor a /proc that hides others' files is the whole truth.
     pids, blind = _holders_from_proc(paths)
-    tool = Tool(["fuser"] + paths)
+    tool = _tool(context, ["fuser"] + paths)
     if tool.problem is None:
         tools["fuser"] = "ok"
         # Process ids come on stdout, names and access letters on stderr.
@@ -76,13 +76,18 @@ def _holders_from_proc(paths):
     return pids, blind
 
 
-def cards(tools):
+def _tool(context, argv):
+    return Tool(argv, context.limit("tool_s", TOOL_S))
+
+
+def cards(context, tools):
     """[{"index", "name", "used_mib", "total_mib"}] from nvidia-smi.
 
     `tools` says "ok", or why it cannot be relied on: missing, failed, or a line that is no card's. Memory is None where
     the driver has no figure for it ([N/A], as with memory that CPU and GPU share): there the holders must do.
     """
-    tool = Tool(["nvidia-smi", "--query-gpu=index,name,memory.used,memory.total", "--format=csv,noheader,nounits"])
+    query = "--query-gpu=index,name,memory.used,memory.total"
+    tool = _tool(context, ["nvidia-smi", query, "--format=csv,noheader,nounits"])
     if tool.problem is not None:
         tools["nvidia-smi"] = tool.problem
         return []
@@ -104,9 +109,10 @@ def cards(tools):
     return found
 
 
-def compute_pids(tools):
+def compute_pids(context, tools):
     """Pids that the driver lists as compute clients."""
-    tool = Tool(["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"])
+    query = "--query-compute-apps=pid,used_memory"
+    tool = _tool(context, ["nvidia-smi", query, "--format=csv,noheader,nounits"])
     if tool.problem is not None:
         tools["nvidia-smi"] = tool.problem
         return set()
@@ -157,7 +163,7 @@ def report(context):
     """For status: GPUs, holders and which tools could be asked."""
     tools: dict = {}
     paths = devices(context)
-    found = cards(tools) if paths or shutil.which("nvidia-smi") else []
+    found = cards(context, tools) if paths or shutil.which("nvidia-smi") else []
     held = holders(context, tools)
     mine = ours(context.state) if held else {}
     described = [
@@ -319,9 +325,9 @@ def _verify(context, result, allowed):
     ended = {entry["pid"] for entry in result["ended"]}
     while True:
         held = [process for process in holders(context, tools) if process.pid not in allowed]
-        result["gpus"] = cards(tools)
+        result["gpus"] = cards(context, tools)
         # The driver charges memory for a while after a process has gone; a card that others use legitimately is theirs.
-        clients = compute_pids(tools) & ended if result["gpus"] and ended else set()
+        clients = compute_pids(context, tools) & ended if result["gpus"] and ended else set()
         if result["devices"] and tools["nvidia-smi"] != "ok":
             _memory_unknown(result)
         busy = []
@@ -336,7 +342,7 @@ def _verify(context, result, allowed):
         if context.wire.cancelled.is_set():
             raise Cancelled("cancelled while waiting for the GPUs: %s" % "; ".join(remains), **result)
         if waited > bound_s:
-            others = compute_pids(tools) - ended if busy else set()
+            others = compute_pids(context, tools) - ended if busy else set()
             if others:
                 remains.append("nvidia-smi names pid %s" % ", ".join(str(pid) for pid in sorted(others)))
             raise Failure(

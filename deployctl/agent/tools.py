@@ -9,15 +9,20 @@ import subprocess
 import time
 
 # A host with eight GPUs and no nvidia-persistenced takes this long to answer at times.
-_TOOL_S = 30.0
+TOOL_S = 30.0
 # nvidia-smi of a host with hundreds of clients prints some ten thousand bytes.
 _MOST_BYTES = 1 << 20
 
 
 class Tool:
-    """Runs a program with a time limit; `problem` says why its answer is missing."""
+    """Runs a program with a time limit; `problem` says why its answer is missing.
 
-    def __init__(self, argv):
+    Args:
+        argv: The program and its arguments.
+        limit_s: How long it may take, in seconds.
+    """
+
+    def __init__(self, argv, limit_s=TOOL_S):
         self.problem = None
         self.stdout = b""
         self.stderr = b""
@@ -31,7 +36,7 @@ class Tool:
         except OSError as error:
             self.problem = "%s cannot be run: %s" % (argv[0], error.strerror)
             return
-        self.problem = self._read(process, argv[0], _limit_s())
+        self.problem = self._read(process, argv[0], limit_s)
         if self.problem is not None:
             _cut_off(process)
             return
@@ -80,7 +85,3 @@ def _cut_off(process):
         process.wait(2)
     except subprocess.TimeoutExpired:
         process.returncode = -signal.SIGKILL  # as good as: nobody asks it again
-
-
-def _limit_s():
-    return float(os.environ.get("DEPLOYCTL_TOOL_LIMIT_S") or _TOOL_S)

@@ -30,6 +30,7 @@ _LIMIT_KEYS = {
     "gpu_memory": "gpu_memory_s",
     "burst": "burst_s",
     "hold": "hold_s",
+    "tool": "tool_s",
 }
 
 

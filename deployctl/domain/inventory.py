@@ -37,6 +37,7 @@ class Limits:
     gpu_memory_s: float = 120.0
     burst_s: float = 120.0
     hold_s: float = 300.0
+    tool_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ class Host:
             "gpu": {"devices": self.gpu.devices, "clean": self.gpu.clean},
             "limits": {
                 key: getattr(self.limits, key)
-                for key in ("term_grace_s", "kill_patience_s", "gpu_memory_s", "burst_s", "hold_s")
+                for key in ("term_grace_s", "kill_patience_s", "gpu_memory_s", "burst_s", "hold_s", "tool_s")
             },
         }
 

@@ -14,7 +14,7 @@ TEXT = """\
 defaults:
   user: root
   python: ~/ml-env/bin/python3
-  limits: {connect: 5s, tries: 2}
+  limits: {connect: 5s, tries: 2, tool: 2500ms}
 hosts:
   gpu-1: {address: 10.0.0.1}
   gpu-2: {address: 10.0.0.2, port: 2222, jump: bastion, user: ann, host_keys: accept-new}
@@ -69,6 +69,7 @@ def test_defaults_are_merged_and_unwritten_ssh_options_stay_open(tmp_path):
     assert (second.user, second.port, second.jump, second.host_keys) == ("ann", 2222, "bastion", "accept-new")
     assert first.limits.connect_s == 5
     assert first.limits.connect_tries == 2
+    assert first.as_request()["limits"]["tool_s"] == 2.5
     assert first.limits.burst_s == 120
     assert found.hosts["here"].gpu.clean == "all"
     assert found.hosts["here"].address == "here"

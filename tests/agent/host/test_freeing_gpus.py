@@ -141,7 +141,7 @@ def test_daemons_are_known_by_their_own_name(gpus, argv0, spared):
 
 def test_a_hanging_tool_is_cut_off_with_its_children(gpus):
     """A wrapper's child would go on holding the driver; the GPUs are not called clean; nothing is launched on them."""
-    gpus.monkeypatch.setenv("DEPLOYCTL_TOOL_LIMIT_S", "0.3")
+    gpus.host["limits"]["tool_s"] = 0.3
     gpus.tool("nvidia-smi", f"echo $$ > {gpus.root}/group; sleep 300; true")
     result = gpus.ask()
     assert (10, "gpu-unknown") == (result["exit"], result["error"]["kind"])
@@ -254,9 +254,9 @@ def test_a_silent_fuser_is_not_the_only_witness(gpus):
     assert [child.pid] == [entry["pid"] for entry in result["foreign"]]
 
 
-def test_a_tool_that_leaves_its_output_open_is_cut_off(gpus, monkeypatch):
+def test_a_tool_that_leaves_its_output_open_is_cut_off(gpus):
     """It closes its output and lives on: its status never comes."""
-    monkeypatch.setenv("DEPLOYCTL_TOOL_LIMIT_S", "0.5")
+    gpus.host["limits"]["tool_s"] = 0.5
     gpus.tool("nvidia-smi", "exec >&- 2>&-; sleep 60")
     result = gpus.ask()
     assert "gave no answer within 0.5 s" in result["error"]["message"]

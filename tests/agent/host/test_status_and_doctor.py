@@ -104,6 +104,13 @@ def test_what_a_load_is_at(host, monkeypatch):
     assert ("loading", 2) == (server["state"], server["attempt"])
 
 
+class Limits:
+    """A context that sets no bounds."""
+
+    def limit(self, _name, default):
+        return default
+
+
 def checks(result):
     return {entry["name"]: entry for entry in result["checks"]}
 
@@ -245,11 +252,11 @@ def test_who_is_ended_at_logout(tmp_path, monkeypatch, files, ok):
     for lingers in ("no", "yes"):
         (tools / "loginctl").write_text(f"#!/bin/sh\necho Linger={lingers}\n")
         (tools / "loginctl").chmod(0o755)
-        found, _, hint = doctor._session()
+        found, _, hint = doctor._session(Limits())
         assert (ok or lingers == "yes") == found
         assert ("" if found else f"loginctl enable-linger {user}") == hint
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert doctor._session()[0] is True
+    assert doctor._session(Limits())[0] is True
 
 
 def test_a_user_without_a_name(tmp_path, monkeypatch):
@@ -257,7 +264,7 @@ def test_a_user_without_a_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
     monkeypatch.setattr(doctor, "_LOGIND", str(tmp_path / "logind.conf"))
     (tmp_path / "logind.conf").write_text("KillUserProcesses=yes\n")
-    assert "loginctl enable-linger 54321" == doctor._session()[2]
+    assert "loginctl enable-linger 54321" == doctor._session(Limits())[2]
 
 
 def copied(box, target, content=b"new", **args):

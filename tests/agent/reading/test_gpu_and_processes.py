@@ -87,7 +87,7 @@ def test_memory_that_never_comes_back(host):
 
 def test_tools_that_hang_or_fail_are_cut_off_and_named(host):
     """Never read as clean in silence."""
-    host.monkeypatch.setenv("DEPLOYCTL_TOOL_LIMIT_S", "0.3")
+    host.host["limits"]["tool_s"] = 0.3
     host.tool("nvidia-smi", "exec sleep 60")
     result = host.ask()
     assert "no answer within" in result["tools"]["nvidia-smi"]
