@@ -126,8 +126,8 @@ class SglangBench:
             lines = [line for line in source if line.strip()]
         found = json.loads(lines[-1])
         completed = int(found["completed"])
-        errors = [error for error in found.get("errors") or [] if error]
-        good = [number for number, error in enumerate(found.get("errors") or []) if not error]
+        errors = [error for error in found["errors"] if error]
+        good = [number for number, error in enumerate(found["errors"]) if not error]
         ttfts = [1000 * found["ttfts"][number] for number in good]
         itls = [[1000 * gap for gap in found["itls"][number]] for number in good]
         lengths = [found["output_lens"][number] for number in good]

@@ -210,6 +210,8 @@ class _Reader:
                 self._inventory.profile(step.args.get("profile"))
                 if "bench" in step.args and step.args.get("wait") is False:
                     body.fail("`bench` needs a server that is ready, and `wait: false` does not wait for it")
+                if "prompts" in step.args and "bench" not in step.args:
+                    body.fail("`prompts` are for `bench`", hint="bench: true, or the sweep: bench: 1,2,4")
             if step.name in ("launch", "bench"):
                 bench_request(step, self._inventory.root)
             if step.name == "compare":

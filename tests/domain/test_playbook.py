@@ -25,7 +25,7 @@ def load(root: Path, text: str, **settings: str) -> playbook.Playbook:
     return playbook.load(path, hosts_yaml.load(root / "hosts.yaml"), settings)
 
 
-@pytest.mark.parametrize("name", ["iterate", "baseline", "canary", "recover"])
+@pytest.mark.parametrize("name", ["ab", "iterate", "baseline", "canary", "recover"])
 def test_the_shipped_playbooks(root, name):
     """Each is valid with the shipped inventory and patches."""
     book = playbook.load(playbook.find(name, root), hosts_yaml.load(root / "hosts.yaml"), {})
@@ -71,6 +71,12 @@ def test_values_are_filled_in_and_keep_their_type(root):
         ("steps:\n  - launch: {log_tag: a/b}\n", ":2 steps[0].launch.log_tag: log tag 'a/b' cannot name a log"),
         ("steps:\n  - launch: {log_tag: a, profile: x}\n", ":2 steps[0].launch: unknown profile 'x'"),
         ("steps:\n  - launch: {log_tag: a, burst: many}\n", ":2 steps[0].launch.burst: should be a whole number"),
+        ("steps:\n  - bench: {sweep: '1,x'}\n", ":2 steps[0].bench.sweep: sweep '1,x': 'x' is not a number"),
+        ("steps:\n  - bench: {prompts: codig}\n", ":2 steps[0].bench: no prompts 'codig'"),
+        ("steps:\n  - bench: {max_tokens: 2}\n", ":2 steps[0].bench: --max-tokens is 2"),
+        ("steps:\n  - launch: {log_tag: a, bench: 0}\n", ":2 steps[0].launch.bench: sweep '0'"),
+        ("steps:\n  - launch: {log_tag: a, bench: 1, wait: false}\n", ":2 steps[0].launch: `bench` needs a server"),
+        ("steps:\n  - launch: {log_tag: a, prompts: coding}\n", ":2 steps[0].launch: `prompts` are for `bench`"),
         ("steps:\n  - stop: {host: nowhere}\n", ":2 steps[0].stop.host: unknown host 'nowhere'"),
         ("steps:\n  - copy: {source: nope, target: /x}\n", ":2 steps[0].copy: no file 'nope' beside hosts.yaml"),
         ("vars: {e: ~}\nsteps:\n  - push: {patch: '{e}'}\n", ":3 steps[0].push.patch: is empty"),
@@ -102,10 +108,32 @@ def test_finding_playbooks(root, monkeypatch):
     assert caught.value.hint == "did you mean 'iterate'?"
     with pytest.raises(UsageError) as caught:
         playbook.find("zzz", root)
-    assert caught.value.hint == "playbooks: baseline, canary, iterate, recover"
+    assert caught.value.hint == "playbooks: ab, baseline, canary, iterate, recover"
 
 
 def test_a_file_to_copy(root):
     """A file beside hosts.yaml can be copied."""
     book = load(root, "steps:\n  - copy: {source: hosts.yaml, target: '~/x', mode: '0600'}\n")
     assert book.steps[0].args == {"source": "hosts.yaml", "target": "~/x", "mode": "0600"}
+
+
+def test_benches_of_a_playbook(root):
+    """A step of its own, or with the launch; `bench: true` is the usual sweep; a launch without measures nothing."""
+    text = (
+        "vars: {sweep: '1,64'}\nsteps:\n  - launch: {log_tag: a, bench: true}\n  - launch: {log_tag: b, bench: '{sweep}'}\n"
+        "  - bench: {log_tag: a, sweep: '{sweep}', prompts: agentic, max_tokens: 8, seed: 2, timeout: 1m}\n"
+        "  - bench: {}\n  - launch: {log_tag: c}\n"
+    )
+    book = load(root, text)
+    requests = [playbook.bench_request(step, root) for step in book.steps]
+    assert [(1, 2, 4, 8, 16, 32, 64), (1, 64), (1, 64), (1, 2, 4, 8, 16, 32, 64)] == [
+        one.levels for one in requests[:4]
+    ]
+    assert ("agentic", 8, 2, 60.0) == (
+        requests[2].prompts.name,
+        requests[2].max_tokens,
+        requests[2].seed,
+        requests[2].timeout_s,
+    )
+    assert requests[4] is None
+    assert "bench log_tag=a sweep=1,64 prompts=agentic max_tokens=8 seed=2 timeout=60.0" == book.steps[2].title
