@@ -215,7 +215,7 @@ def test_doctor_and_the_clock(box):
 def test_a_check_that_fails_itself_hides_no_other(box, monkeypatch):
     """Whatever its error."""
 
-    def broken():
+    def broken(_context):
         raise RuntimeError("odd")
 
     monkeypatch.setattr(doctor, "_session", broken)
@@ -354,7 +354,7 @@ def test_doctor_on_gpus_and_a_hold(gpus):
     found = checks(gpus.ask("doctor"))
     assert found["gpus"]["ok"] is None
     assert "fuser is not installed: only /proc was read" in found["gpus"]["detail"]
-    assert "nvidia-smi: nvidia-smi is not installed" in found["gpus"]["detail"]
+    assert "nvidia-smi is not installed" in found["gpus"]["detail"]
     assert (None, "held by ann: measuring") == (found["lock"]["ok"], found["lock"]["detail"])
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 from launch_host import until
 
-from deployctl.agent import attempts, crash, health, processes, ranks, watcher
+from deployctl.agent import attempts, crash, health, processes, ranks, watch, watcher
 
 # An engine that takes its time: it serves nothing, and ends as the test tells it through its log.
 SLEEPER = "import time\nprint('starting', flush=True)\ntime.sleep(120)\n"
@@ -26,6 +26,14 @@ def test_wrong_arguments_are_a_crash_with_their_reason(host):
     assert (result["crash"]["exit_code"], result["crash"]["signal"]) == (2, None)
     assert result["crash"]["log"] == result["log"]
     assert host.wire.named("crash")[0]["cause"] == result["crash"]["cause"]
+    # It ran the package as it came: there is nothing to roll back.
+    assert result["error"]["hint"] == "deployctl logs --crash"
+
+
+@pytest.mark.parametrize(("release", "offer"), [(None, ""), (0, ""), (3, "; deployctl rollback")])
+def test_a_rollback_is_offered_where_there_is_something_to_take_back(release, offer):
+    """An attempt on the base, or before the first push, ran no patches."""
+    assert offer == watch._or_back({"release": release}, "; ")
 
 
 def test_a_death_during_the_load_is_named_from_the_childs_traceback(host):

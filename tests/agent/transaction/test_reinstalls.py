@@ -100,7 +100,19 @@ def test_a_package_put_back_to_an_older_release_is_said_so(near, dry_run):
         assert [] == perform(near, "status")["drift"]
         assert "N = 1\n" == (near.package / "srt/new.py").read_text()
     (near.package / "srt/args.py").write_text("BY = 'hand'\n")
-    assert "1 file differs from release 2" in perform(near, "rollback", transaction="z")["error"]["message"]
+    said = "2 files differ from release 2, 1 of them as in the base" if dry_run else "1 file differs from release 2"
+    for refused in (perform(near, "rollback", transaction="z"), perform(near, "status", check=True)):
+        assert (9, said) == (refused["exit"], refused["error"]["message"].partition(":")[0])
+
+
+def test_status_says_what_is_known_of_a_package_that_was_put_back(near):
+    """Installed again from outside, the files are as in the base: that is said, and not that anybody edited them."""
+    perform_push(near, "a/v1", threshold(5))
+    (near.package / "srt/args.py").write_text(FILES["srt/args.py"])
+    found = perform(near, "status", check=True)
+    assert (9, "1 file differs from release 1, all as in the base") == (found["exit"], found["error"]["message"])
+    assert found["error"]["message"] == found["drift_summary"]
+    assert [True] == [entry["found"] == entry["base"] for entry in found["drift"]]
 
 
 def test_an_interrupted_push_does_not_undo_a_new_install(near):
