@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -148,8 +150,6 @@ def test_a_generator_that_is_not_there(host):
     """An interpreter without sglang: a clear error before anything is sent."""
     assert host.launch("a")["status"] == "ready"
     bare = host.root / "bare"
-    import subprocess
-    import sys
 
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
     result = host.bench((1,), pythons={"eagle3": str(bare / "bin" / "python3")})
@@ -243,3 +243,63 @@ def test_a_bench_needs_prompts_and_a_server(host):
     assert 2 == host.bench(attempt=1)["exit"]
     assert host.bench((1,), log_tag="b")["status"] == "complete"
     assert json.loads(host.file("bench.json", attempt=2).read_text())["log_tag"] == "b"
+
+
+def test_a_server_of_another_machine_and_a_folder_that_is_none(host):
+    """A shared home directory shows attempts that cannot be measured from here; what stands in the way is named."""
+    assert host.launch("a")["status"] == "ready"
+    folder = host.file("x").parent.parent
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_text("in the way")
+    refused = host.bench((1,))
+    assert (1, True) == (refused["exit"], "bench" in refused["error"]["message"])
+    folder.unlink()
+    node = host.attempt()["node"]
+    host.rewrite("spec", node="elsewhere")
+    refused = host.bench((1,))
+    assert (1, "other-machine") == (refused["exit"], refused["error"]["kind"])
+    host.rewrite("spec", node=node)
+    (folder / "1").mkdir(parents=True)
+    (folder / "lock").write_text("torn")
+    assert 2 == host.bench((1,))["bench"]["bench"], "a folder without a record is nobody's bench, and stays"
+
+
+def test_a_generator_without_a_version_and_a_server_that_is_no_python(host):
+    """A server behind a shell script: the host's interpreter measures it; a package without metadata has no version."""
+    wrapper = host.root / "serve.sh"
+    wrapper.write_text(f'#!/bin/sh\nexec {host.python} -m sglang.launch_server "$@"\n')
+    wrapper.chmod(0o755)
+    argv = [str(wrapper), "--model-path", "/m", "--port", str(host.port), "--standin-load", "0.3"]
+    assert host.launch("a", argv=argv)["status"] == "ready"
+    result = host.bench((1,))
+    assert ("complete", "0.5.12+standin") == (result["status"], result["bench"]["generator"]["version"])
+    host.rewrite("spec", cwd="/nowhere", env={"PYTHONPATH": str(host.python.parent), "X": "1"})
+    site = host.root / "bare"
+    site.mkdir()
+    source = next(host.python.parent.parent.rglob("site-packages/sglang"))
+    (site / "sglang").symlink_to(source)
+    host.rewrite("spec", env={"PYTHONPATH": str(site)})
+    bare = host.bench((1,), pythons={"eagle3": sys.executable})
+    assert ("complete", None) == (bare["status"], bare["bench"]["generator"]["version"])
+
+
+def test_a_record_that_cannot_be_written(host, monkeypatch):
+    """A disk that fills up between two levels: said, and what was written before is whole."""
+    from deployctl.agent import bench
+    from deployctl.agent.failure import Failure
+
+    assert host.launch("a")["status"] == "ready"
+    written = []
+
+    def write(self):
+        written.append(len(self.record["levels"]))
+        if self.record["levels"]:
+            raise Failure("no space left on /", kind="disk-full")
+        original(self)
+
+    original = bench._Sweep._write
+    monkeypatch.setattr(bench._Sweep, "_write", write)
+    result = host.bench((1, 2))
+    assert (1, "disk-full") == (result["exit"], result["error"]["kind"])
+    assert ([0, 1, 1], "running") == (written, host.record()["state"])
+    assert [1] == [level["concurrency"] for level in result["bench"]["levels"]]

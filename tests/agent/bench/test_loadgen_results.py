@@ -245,3 +245,33 @@ def test_what_a_server_says_of_itself(monkeypatch):
     assert ("openai", "0.11", "m") == (other["engine"], other["engine_version"], other["model_path"])
     answers["/v1/models"] = {"data": ["odd"]}
     assert None is serverinfo.settings_of("openai", "", {})["model_path"]
+
+
+def test_what_guidellm_is_asked_for(tmp_path):
+    """Everything in a file that only we can read, the server's key too; the command line says where it is."""
+    target = loadgen.Target(
+        python="/env/bin/python",
+        base_url="http://127.0.0.1:8000",
+        headers={"Authorization": "Bearer sesame"},
+        model="m",
+        tokenizer=None,
+        environment={},
+        cwd="/",
+        folder=str(tmp_path),
+    )
+    load = {"max_tokens": 32, "seed": 5}
+    generator = loadgen.generator_for("openai")
+    argv = generator.argv(target, load, 4, 16, "/data.jsonl", "/raw.json")
+    config = tmp_path / "guidellm.json"
+    assert ["/env/bin/python", "-m", "guidellm", "run", "--config", str(config), "--disable-progress"] == argv
+    assert 0o600 == config.stat().st_mode & 0o777
+    spec = json.loads(config.read_text())["spec"]
+    assert ("http://127.0.0.1:8000", "m", "sesame", 32) == tuple(
+        spec["backend"][name] for name in ("target", "model", "api_key", "max_tokens")
+    )
+    assert ([4], 16, 5) == (spec["profile"]["streams"], spec["constraints"][0]["count"], spec["seed"]["value"])
+    assert ("/data.jsonl", "/raw.json") == (spec["data"][0]["path"], spec["outputs"][0]["path"])
+    assert {"messages": TALK} == generator.row(TALK)
+    target.model, target.headers = None, {}
+    generator.argv(target, load, 1, 1, "d", "r")
+    assert not {"model", "api_key"} & set(json.loads(config.read_text())["spec"]["backend"])
