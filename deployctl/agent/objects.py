@@ -2,10 +2,9 @@
 
 import hashlib
 import os
-import tempfile
 
 from .failure import EXIT_NEEDS_RECOVERY, Failure
-from .state import disk_failure, sync_folder
+from .state import write_file
 
 
 def digest(content):
@@ -33,28 +32,7 @@ def put(state, content, durable=True):
     path = path_of(state, sha)
     if _is_there(path, content):
         return sha
-    folder = os.path.dirname(path)
-    temporary = None
-    try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".new-", dir=folder)
-        with os.fdopen(handle, "wb") as out:
-            out.write(content)
-            if durable:
-                out.flush()
-                os.fsync(out.fileno())
-        os.replace(temporary, path)
-        temporary = None
-        if durable:
-            sync_folder(folder)
-    except OSError as error:
-        raise disk_failure(error, path) from error
-    finally:
-        if temporary is not None:
-            try:
-                os.unlink(temporary)
-            except OSError:
-                pass  # the error being raised says what is wrong with this disk
+    write_file(path, content, 0o600, durable)
     return sha
 
 

@@ -96,8 +96,10 @@ class State:
         return counters[counter]
 
 
-def write_file(path, content, mode=0o644):
-    """Write `content` (bytes) to `path` by a synced temporary file and a rename, the folder made if missing.
+def write_file(path, content, mode=0o644, durable=True):
+    """Write `content` (bytes) to `path` by a temporary file and a rename, the folder made if missing.
+
+    `durable` has both synced before it returns; without, a power cut may take the file.
 
     Raises:
         Failure: No space, read-only, or not permitted; names the path. The old content is untouched then.
@@ -109,12 +111,14 @@ def write_file(path, content, mode=0o644):
         handle, temporary = tempfile.mkstemp(prefix=".deployctl-", dir=folder)
         with os.fdopen(handle, "wb") as out:
             out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
+            if durable:
+                out.flush()
+                os.fsync(out.fileno())
         os.chmod(temporary, mode)
         os.replace(temporary, path)
         temporary = None
-        sync_folder(folder)
+        if durable:
+            sync_folder(folder)
     except OSError as error:
         raise disk_failure(error, path) from error
     finally:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deployctl.cli.session import Config, Debug, Hosts, Json, Session, Verbose, duration_s
+from deployctl.cli.session import AttemptNumber, AttemptTag, Config, Debug, Hosts, Json, Session, Verbose, duration_s
 
 if TYPE_CHECKING:
     from deployctl.domain.inventory import Profile
@@ -33,8 +33,8 @@ def add_to(app: typer.Typer) -> None:
 
 def bench(
     hosts: Hosts = None,
-    attempt: Annotated[int | None, typer.Option("--attempt", help="This attempt instead of the newest.")] = None,
-    log_tag: Annotated[str | None, typer.Option("--log-tag", "-t", help="The newest attempt with this tag.")] = None,
+    attempt: AttemptNumber = None,
+    log_tag: AttemptTag = None,
     sweep: Sweep = None,
     prompts: Prompts = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Tokens of every answer (256).")] = None,

@@ -6,6 +6,10 @@ import typer
 
 from deployctl.cli.session import Config, Debug, Hosts, Json, Session, Verbose
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and its diff; change nothing.")]
+Force = Annotated[bool, typer.Option("--force", help="Set hand-made edits aside (copies are kept) and go on.")]
+Independent = Annotated[bool, typer.Option("--independent", help="A failing host does not restore the others.")]
+
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands of this module to the program."""
@@ -23,16 +27,12 @@ def push(
     imports: Annotated[
         list[str] | None, typer.Option("--import", help="Also import this module on the host.", metavar="MODULE")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its diff; change nothing.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Set hand-made edits aside (copies are kept) and go on.")
-    ] = False,
+    dry_run: DryRun = False,
+    force: Force = False,
     adopt: Annotated[
         bool, typer.Option("--adopt", help="Make files that differ from the wheel part of the base.")
     ] = False,
-    independent: Annotated[
-        bool, typer.Option("--independent", help="A failing host does not restore the others.")
-    ] = False,
+    independent: Independent = False,
     config: Config = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -69,13 +69,9 @@ def rollback(
     relaunch: Annotated[
         bool, typer.Option("--relaunch", help="Then start the profile that last ran on that release.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its diff; change nothing.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Set hand-made edits aside (copies are kept) and go on.")
-    ] = False,
-    independent: Annotated[
-        bool, typer.Option("--independent", help="A failing host does not restore the others.")
-    ] = False,
+    dry_run: DryRun = False,
+    force: Force = False,
+    independent: Independent = False,
     config: Config = None,
     as_json: Json = False,
     verbose: Verbose = False,

@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from deployctl.cli import measure
-from deployctl.cli.session import Config, Debug, Hosts, Json, Session, Verbose, duration_s
+from deployctl.cli.session import AttemptNumber, AttemptTag, Config, Debug, Hosts, Json, Session, Verbose, duration_s
+
+AndBurst = Annotated[int | None, typer.Option("--burst", min=0, help="So many requests at once after the smoke.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -40,9 +42,7 @@ def launch(
             help="Give up waiting after this, e.g. 20m; the server stays.",
         ),
     ] = None,
-    burst: Annotated[
-        int | None, typer.Option("--burst", min=0, help="So many requests at once after the smoke.")
-    ] = None,
+    burst: AndBurst = None,
     replace: Annotated[bool, typer.Option("--replace", help="Stop a server of ours on the same port first.")] = False,
     bench: measure.AndBench = False,
     sweep: measure.Sweep = None,
@@ -79,15 +79,13 @@ def launch(
 
 def wait(
     hosts: Hosts = None,
-    attempt: Annotated[int | None, typer.Option("--attempt", help="This attempt instead of the newest.")] = None,
+    attempt: AttemptNumber = None,
     timeout: Annotated[
         float | None,
         typer.Option("--timeout", parser=duration_s, metavar="DURATION", help="Give up waiting after this, e.g. 20m."),
     ] = None,
     no_smoke: Annotated[bool, typer.Option("--no-smoke", help="Ready is enough.")] = False,
-    burst: Annotated[
-        int | None, typer.Option("--burst", min=0, help="So many requests at once after the smoke.")
-    ] = None,
+    burst: AndBurst = None,
     config: Config = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -111,7 +109,7 @@ def wait(
 
 def smoke(
     hosts: Hosts = None,
-    attempt: Annotated[int | None, typer.Option("--attempt", help="This attempt instead of the newest.")] = None,
+    attempt: AttemptNumber = None,
     burst: Annotated[int | None, typer.Option("--burst", min=0, help="So many requests at once.")] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Instead of the profile's prompt.")] = None,
     expect: Annotated[
@@ -139,8 +137,8 @@ def smoke(
 
 def logs(
     hosts: Hosts = None,
-    log_tag: Annotated[str | None, typer.Option("--log-tag", "-t", help="The newest attempt with this tag.")] = None,
-    attempt: Annotated[int | None, typer.Option("--attempt", help="This attempt instead of the newest.")] = None,
+    log_tag: AttemptTag = None,
+    attempt: AttemptNumber = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
     lines: Annotated[
         int | None, typer.Option("--lines", "-n", min=0, help="So many lines from the end (default 100).")

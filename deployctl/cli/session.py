@@ -35,6 +35,8 @@ Config = Annotated[
         "--config", help="hosts.yaml to use ($DEPLOYCTL_CONFIG, else hosts.yaml here or in a parent).", metavar="FILE"
     ),
 ]
+AttemptNumber = Annotated[int | None, typer.Option("--attempt", help="This attempt instead of the newest.")]
+AttemptTag = Annotated[str | None, typer.Option("--log-tag", "-t", help="The newest attempt with this tag.")]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every step and what scripts print.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
