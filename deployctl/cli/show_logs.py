@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from deployctl.cli.session import Session
 from deployctl.errors import UsageError
-from deployctl.render import text
+from deployctl.render import crash, text
 from deployctl.render.terminal import neutral, out, say, size, style, worded
 from deployctl.workflows import logs
 
@@ -145,7 +145,7 @@ def _crash(fields: Any, prefix: str) -> None:
     if fields["crash"] is None:
         out(f"{prefix}no crash: attempt {fields['attempt']} is {worded(fields['state'])}")
         return
-    for line in text.crash(fields["crash"]):
+    for line in crash.card(fields["crash"]):
         out(prefix + line)
 
 

@@ -8,7 +8,7 @@ from deployctl.domain import playbook
 from deployctl.domain.playbook import Step
 from deployctl.domain.report import Report
 from deployctl.errors import UsageError
-from deployctl.render import text
+from deployctl.render import crash, text
 from deployctl.render.terminal import duration, out, say, style
 from deployctl.workflows import play
 
@@ -57,7 +57,7 @@ def show(session: Session, file: str, settings: Sequence[str], *, dry_run: bool)
         if step.name == "logs":
             for host in report.hosts:
                 if host.fields.get("crash"):
-                    for line in text.crash(host.fields["crash"]):
+                    for line in crash.card(host.fields["crash"]):
                         out(line)
             return
         text.report(report, verbose=session.verbose)

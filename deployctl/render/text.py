@@ -7,7 +7,7 @@ from typing import Any
 
 from deployctl.domain.report import HostReport, Report
 from deployctl.errors import DeployError
-from deployctl.render import bench, compare
+from deployctl.render import bench, compare, crash
 from deployctl.render.terminal import counted, duration, listed, neutral, out, say, size, style, table, when, worded
 
 _GOOD = {
@@ -143,7 +143,7 @@ def _bench(host: HostReport, verbose: bool) -> list[str]:
     if host.fields.get("bench"):
         lines += bench.lines(host.fields["bench"])
     if host.fields.get("crash"):
-        lines += crash(host.fields["crash"])
+        lines += crash.card(host.fields["crash"])
     return lines
 
 
@@ -167,7 +167,7 @@ def _launch(host: HostReport, verbose: bool) -> list[str]:
     if fields.get("bench"):
         lines += bench.lines(fields["bench"])
     if fields.get("crash"):
-        lines += crash(fields["crash"])
+        lines += crash.card(fields["crash"])
     cleaned = fields.get("clean") or {}
     if cleaned.get("devices"):
         lines += _tools(cleaned)
@@ -175,54 +175,6 @@ def _launch(host: HostReport, verbose: bool) -> list[str]:
     if host.status == "loading":
         lines.append(style(f"  come back with: deployctl wait{host.where}", "dim"))
     return lines
-
-
-def crash(found: Mapping[str, Any]) -> list[str]:
-    """A crash card: cause, exit, frames, and the patched line."""
-    ending = f"signal {found['signal']}" if found.get("signal") else f"exit status {found.get('exit_code')}"
-    if not found.get("signal") and found.get("exit_code") is None:
-        ending = "no exit record"
-    lines = [style(f"  cause: {neutral(found['cause'])}", "bold", "red"), f"  ended: {ending}"]
-    for frame in _frames_to_show(found.get("frames") or []):
-        if frame is None:
-            lines.append("    ...")
-            continue
-        owner = style(f"  <- {neutral(frame['patch'])}", "bold", "magenta") if frame.get("patch") else ""
-        lines.append(f"    {_short(frame['file'])}:{frame['line']} in {neutral(frame['function'])}{owner}")
-        if frame.get("text"):
-            lines.append(f"      {neutral(frame['text'])}")
-    patched = found.get("patched")
-    if patched:
-        where = f"{neutral(patched['file'])}:{patched['line']}"
-        if patched["exact"]:
-            lines.append(style(f"  patched line: {neutral(patched['patch'])}  {where}", "bold", "magenta"))
-        else:
-            lines.append(
-                style(f"  in a file changed by {neutral(patched['patch'])}, but not in its lines: {where}", "magenta")
-            )
-        lines.append(f"    {neutral(patched['text'])}")
-    elif not found.get("frames"):
-        lines += [f"    | {neutral(line)}" for line in (found.get("tail") or [])[-6:]]
-    return lines
-
-
-def _frames_to_show(frames: list[dict[str, Any]], most: int = 8) -> list[dict[str, Any] | None]:
-    """The innermost frames, and the patched ones however far out they lie; None stands for those left out."""
-    chosen = [number for number, frame in enumerate(frames) if frame.get("patch") or number >= len(frames) - most]
-    shown: list[dict[str, Any] | None] = []
-    for position, number in enumerate(chosen):
-        if position and number != chosen[position - 1] + 1:
-            shown.append(None)
-        shown.append(frames[number])
-    return shown
-
-
-def _short(path: str) -> str:
-    """A frame's file from its package on: the folders above say nothing new in every line."""
-    for part in ("/site-packages/", "/dist-packages/"):
-        if part in path:
-            return neutral(path.rpartition(part)[2])
-    return neutral(path)
 
 
 def _status(host: HostReport, verbose: bool) -> list[str]:
