@@ -13,7 +13,7 @@ from deployctl.domain.report import HostReport, Report
 from deployctl.errors import DeployError, UsageError
 from deployctl.workflows.run import Run
 
-_PATIENCE_S = 15.0
+_PATIENCE_S = 5.0
 _LOOKED_AT_BYTES = 4096
 
 

@@ -43,7 +43,7 @@ def build(
     Returns:
         A JSON value whose texts hold no controls and no marks that turn the reading order.
     """
-    told = {name: harmless(dossier) for name, dossier in dossiers.items()}
+    told = {harmless(name): harmless(dossier) for name, dossier in dossiers.items()}
     names = _names(told)
     attempts = [_attempt(host, one, names) for host, dossier in told.items() for one in dossier["attempts"]]
     attempts.sort(key=lambda one: (one["at"], one["host"], one["attempt"]))

@@ -277,6 +277,7 @@ function curvesSection() {
       },
       swatch(attempts.get(one.id)),
       one.name,
+      " ",
       el("small", {}, stack(attempts.get(one.id).patches)),
     )));
     care.replaceChildren(...(curves.load.notes.length ? [notes(curves.load.notes)] : []));
