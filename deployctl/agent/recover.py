@@ -39,14 +39,8 @@ def recover(context):
             # Only a live script may have removed the package; where none ran, somebody has uninstalled it.
             kept = restore(context, entry, displacing=True, removed_by_us=entry["particulars"] is not None)
     except (Failure, OSError) as error:
-        raise Failure(
-            "an interrupted %s left %s between two releases, and it cannot be put back: %s"
-            % (entry["operation"], entry["package_dir"], getattr(error, "message", error)),
-            kind="needs-recovery",
-            hint="%s; then run any deployctl command on this host: it tries again"
-            % (getattr(error, "hint", "") or "mend that"),
-            exit_code=EXIT_NEEDS_RECOVERY,
-        ) from error
+        what = "an interrupted %s left %s between two releases, and it" % (entry["operation"], entry["package_dir"])
+        raise _needs_recovery(what, error) from error
     close(context, entry)
     _sweep_state(context.state)
     done = {
@@ -84,15 +78,19 @@ def undo(context, entry, touched, displacing):
         if touched:
             kept = restore(context, entry, displacing, removed_by_us=True)
     except (Failure, OSError) as error:
-        raise Failure(
-            "%s cannot be put back: %s" % (entry["package_dir"], getattr(error, "message", error)),
-            kind="needs-recovery",
-            hint="%s; then run any deployctl command on this host: it tries again"
-            % (getattr(error, "hint", "") or "mend that"),
-            exit_code=EXIT_NEEDS_RECOVERY,
-        ) from error
+        raise _needs_recovery(entry["package_dir"], error) from error
     close(context, entry)
     return kept
+
+
+def _needs_recovery(what, error):
+    return Failure(
+        "%s cannot be put back: %s" % (what, getattr(error, "message", error)),
+        kind="needs-recovery",
+        hint="%s; then run any deployctl command on this host: it tries again"
+        % (getattr(error, "hint", "") or "mend that"),
+        exit_code=EXIT_NEEDS_RECOVERY,
+    )
 
 
 def close(context, entry):
