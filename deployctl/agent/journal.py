@@ -76,9 +76,17 @@ def begin(context, transaction, site, number):
     return entry
 
 
-def note_particulars(context, entry, particulars):
-    """Before a live script, which may do anything to the tree: remember mode, owner and link of every file."""
+def note_particulars(context, entry, particulars, strange):
+    """Before a live script, which may do anything to the tree: remember mode, owner and link of every file.
+
+    Args:
+        context: Of the operation.
+        entry: The open journal.
+        particulars: From `writer.particulars`.
+        strange: From `tree.strange`: what is there besides files and folders.
+    """
     entry["particulars"] = particulars
+    entry["strange"] = strange
     context.state.write_json(entry, "journal.json")
 
 

@@ -3,7 +3,7 @@
 import os
 import time
 
-from . import journal, objects, releases, script, staging, tree, unified, writer
+from . import journal, objects, places, releases, script, staging, tree, unified, writer
 from .failure import EXIT_USAGE, Cancelled, Failure
 
 
@@ -160,18 +160,22 @@ class Builder:
         entry = self._begin()
         self.store()
         if entry["particulars"] is None:  # else they are those of before the live script below this one
-            journal.note_particulars(context, entry, writer.particulars(directory))
+            journal.note_particulars(context, entry, writer.particulars(directory), tree.strange(directory))
         differing = tree.differences(self.entries, site.entries)
-        check_places(site, self.entries, differing)
+        places.check_places(site, self.entries, differing)
         self.touched = True
         materialise(context, site, self._transaction, self.entries, differing)
-        site.rescan()
+        if writer.own_copies(directory, self._transaction):
+            objects.sync_file_system(directory)
+        before = site.rescan()
+        folders, strange = site.index["folders"], tree.strange(directory)
         recorded = writer.particulars(directory)
         journal.checkpoint(context, "before live script")
         old_times = {path: known[1] / 1e9 for path, known in site.index["files"].items()}
         self.scripting = True
         self._run(patch, content, root, directory)
         journal.checkpoint(context, "after live script")
+        places.refuse_strange(patch, directory, before, folders, strange)
         found = site.rescan()
         changed = tree.differences(self.entries, found)
         for path in changed:
@@ -187,7 +191,7 @@ class Builder:
         self.store()
         self.scripting = False
         # As with staged scripts: targets keep links, mode and owner, whatever way the script wrote them.
-        writer.put_links_back(directory, recorded, missing_too=False)
+        writer.put_links_back(directory, {path: about[3] for path, about in recorded.items()}, missing_too=False)
         relinked = tree.differences(self.entries, site.rescan())
         materialise(context, site, self._transaction, self.entries, relinked)
         writer.put_particulars_back(directory, recorded)
@@ -225,56 +229,6 @@ class Builder:
                 output=self.output,
             )
         end_step(context, "run", started, patch=patch["ref"])
-
-
-def check_places(site, wanted, paths):
-    """Refuse files that cannot lie where they should: a rename would follow a link out of the package or meet a folder.
-
-    Args:
-        site: The package; its entries are the live tree's.
-        wanted: {path: Entry} of the tree that shall be.
-        paths: Those that differ from the live tree.
-
-    Raises:
-        Failure: One of them (kind `in-the-way`), naming what is there.
-    """
-    directory, files = site.package.directory, site.index["files"]
-    changing = {tuple(files[path][:4]) for path in paths if path in files}
-    sharing: dict = {}
-    for path, known in files.items():
-        if tuple(known[:4]) in changing:
-            sharing.setdefault(os.path.realpath(os.path.join(directory, path)), []).append(path)
-    for group in sharing.values():
-        if len({wanted[path].sha if path in wanted else None for path in group}) > 1:
-            raise _in_the_way(group[0], "%s are one file by symbolic links: they can only change alike" % _and(group))
-    for path in paths:
-        if path not in wanted or path in site.entries:
-            continue
-        parts = path.split("/")
-        for depth in range(1, len(parts)):
-            above = "/".join(parts[:depth])
-            full = os.path.join(directory, above)
-            if os.path.islink(full):
-                raise _in_the_way(path, "%s is a symbolic link: what is behind it is not the package's" % above)
-            if os.path.lexists(full) and not os.path.isdir(full):
-                raise _in_the_way(path, "%s is no folder" % above)
-        full = os.path.join(directory, path)
-        if os.path.islink(full):
-            raise _in_the_way(path, "it is a symbolic link to %s, which is no file" % os.readlink(full))
-        if os.path.lexists(full):
-            raise _in_the_way(path, "it is a folder" if os.path.isdir(full) else "it is no ordinary file")
-
-
-def _in_the_way(path, reason):
-    return Failure(
-        "%s cannot be written: %s" % (path, reason),
-        kind="in-the-way",
-        hint="change the patch, or what is there on the host; nothing has changed",
-    )
-
-
-def _and(paths):
-    return " and ".join(sorted(paths))
 
 
 def materialise(context, site, transaction, wanted, paths):

@@ -168,7 +168,12 @@ def restore(context, entry, displacing, removed_by_us):
         writer.put_root_back(directory, entry["folders"])
     writer.put_folders_back(directory, entry["folders"])
     if recorded is not None:
-        writer.put_links_back(directory, recorded, missing_too=True)
+        links = {path: about[3] for path, about in recorded.items() if about[3] is not None}
+        links.update(entry.get("strange") or {})
+        for path in tree.strange(directory):
+            if path not in links:
+                os.unlink(os.path.join(directory, path))  # a script's; what it leads to stays
+        writer.put_links_back(directory, links, missing_too=True)
     index = site.load_index(context, directory)
     found, _ = tree.scan(directory, index)
     differing = tree.differences(wanted, found)

@@ -5,7 +5,7 @@ import os
 import re
 import time
 
-from . import journal, layers, objects, recover, releases, tree, verify
+from . import journal, layers, objects, places, recover, releases, tree, verify
 from . import site as sites
 from .failure import EXIT_USAGE, Cancelled, Failure
 from .state import disk_failure
@@ -145,7 +145,7 @@ class Transaction:
         self._compile(changed)
         started = layers.begin_step(context, "swap")
         differing = tree.differences(builder.entries, site.entries)
-        layers.check_places(site, builder.entries, differing)
+        places.check_places(site, builder.entries, differing)
         self._check_space(differing)
         self.begin()
         builder.store()

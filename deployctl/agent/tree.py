@@ -71,6 +71,28 @@ def walk(directory, folders=None, odd=None):
                 yield prefix + name, found, entry.path
 
 
+def strange(directory):
+    """What no release can hold: links to folders or to nothing, sockets, pipes; {relative path: link text or None}."""
+    odd: list = []
+    for _ in walk(directory, odd=odd):
+        pass
+    found = {}
+    for path in sorted(odd):
+        full = os.path.join(directory, path)
+        if not _is_ordinary(full):
+            found[path] = os.readlink(full) if os.path.islink(full) else None
+    return found
+
+
+def _is_ordinary(path):
+    return os.path.isfile(path) or is_bytecode(path) or is_folder(path)
+
+
+def is_folder(path):
+    """Whether a path is a folder itself, no link to one."""
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
 def scan(directory, index=None, odd=None):
     """Hash a tree, reading only files whose stat differs from the cache.
 

@@ -195,6 +195,42 @@ def _keep_particulars(temporary, target, old, mode):
     set_new_second(temporary, None if old is None else old.st_mtime)
 
 
+def own_copies(directory, mark):
+    """Give every file that has further names (hard links, as uv installs them) a copy of its own.
+
+    A live script that opens such a file and writes would change every other installation that shares it, and no
+    rollback of ours would reach those. Times stay, so bytecode stays valid.
+
+    Args:
+        directory: The package directory.
+        mark: A word in the names of the temporary files, by which `sweep` knows them.
+
+    Returns:
+        How many were copied; their contents are not synced.
+
+    Raises:
+        Failure: Disk full, read-only, not permitted.
+    """
+    copied = 0
+    for path, status, absolute in walk(directory):
+        if status.st_nlink > 1:
+            target = os.path.realpath(absolute)
+            temporary = ""
+            copied += 1
+            try:
+                handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX + mark + "-", dir=os.path.dirname(target))
+                os.close(handle)
+                shutil.copyfile(target, temporary)
+                shutil.copystat(target, temporary)
+                _give(temporary, status.st_uid, status.st_gid)
+                os.chmod(temporary, stat.S_IMODE(status.st_mode))
+                os.replace(temporary, target)
+            except OSError as error:
+                _unlink_quietly(temporary)
+                raise disk_failure(error, os.path.join(directory, path)) from error
+    return copied
+
+
 def set_new_second(path, old_mtime):
     """Give a file a modification time of now, and a later second than the content it replaces.
 
@@ -305,7 +341,7 @@ def put_folders_back(directory, recorded):
 
 def put_root_back(directory, recorded):
     """Make the package's own folder (`.` of the recorded ones), which a script may have removed or renamed whole."""
-    if not os.path.isdir(directory):
+    if not os.path.isdir(directory) or os.path.islink(directory):
         os.makedirs(os.path.dirname(directory), exist_ok=True)
         _make_folder(directory, *recorded.get(".", (0o755, -1, -1)))
 
@@ -323,10 +359,10 @@ def put_links_back(directory, recorded, missing_too):
 
     Args:
         directory: The package directory.
-        recorded: From `particulars`.
+        recorded: {relative path: link text, or None for what was no link}.
         missing_too: Whether links that are gone altogether are made, too.
     """
-    for path, (_, _, _, link) in recorded.items():
+    for path, link in recorded.items():
         full = os.path.join(directory, path)
         if link is None or (os.path.islink(full) and os.readlink(full) == link):
             continue

@@ -127,3 +127,62 @@ def test_a_live_script_may_finish_within_the_second(near):
         assert ARGS.format(number) == module.read_text()
         seconds.append(int(module.stat().st_mtime))
     assert sorted(set(seconds)) == seconds
+
+
+MOVED = "import shutil\naside = root.parent / 'aside'\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (MOVED + "os.rename(root, aside)\nos.symlink(aside, root)\n", "is now a symbolic link to"),
+        (MOVED + "os.rename(root, aside)\n", "is gone"),
+        (
+            MOVED + "shutil.move(root / 'srt', aside)\nos.symlink(aside, root / 'srt')\n",
+            "srt is now a symbolic link to",
+        ),
+        (MOVED + "shutil.move(root / 'srt', root / 'moved')\nos.symlink('moved', root / 'srt')\n", "srt is now a symb"),
+        ("(root / 'srt/empty').rmdir()\n(root / 'srt/empty').write_text('')\n", "the folder srt/empty is now a file"),
+        ("(root / 'srt/args.py').unlink()\n(root / 'srt/args.py').mkdir()\n", "the file srt/args.py is now a folder"),
+        ("(root / 'kernels').symlink_to('/usr')\n", "kernels is now a symbolic link to /usr"),
+        ("(root / 'new').mkdir()\nos.mkfifo(root / 'new/pipe')\n", "new/pipe is no file and no folder"),
+        ("(root / 'srt/worker.py').unlink()\n(root / 'srt/worker.py').symlink_to('gone.py')\n", "srt/worker.py is now"),
+    ],
+)
+@pytest.mark.parametrize("ending", ["", "sys.exit(1)\n"])
+def test_what_no_release_can_hold_is_refused(near, body, words, ending):
+    """Links to folders, files in the place of folders and the reverse, pipes: no rollback could take them back. They
+    are refused and undone, the package's own folder included, and the next push works."""
+    (near.package / "srt/empty").mkdir()
+    (near.package / "srt/old").symlink_to("/usr/share")
+    perform_push(near, "low/v1", threshold(5))
+    before = everything(near.package)
+    result = perform_push(near, "a/v1", live(near, body + ending))
+    kind = "script-failed" if ending else "not-recordable"
+    assert (1, "restored", kind) == (result["exit"], result["status"], result["error"]["kind"]), result
+    assert ending or words in result["error"]["message"]
+    assert not near.package.is_symlink()
+    assert before == everything(near.package)
+    assert "unchanged" == perform_push(near, "low/v1", threshold(5))["status"]
+    assert "rolled_back" == perform(near, "rollback", transaction="back")["status"]
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit(1)\n"])
+def test_a_live_script_does_not_reach_other_names_of_its_files(near, ending):
+    """Hard links, as uv installs packages: the cache and other environments keep theirs, bytecode stays valid."""
+    twins = {name: near.root / f"cache-{name}.py" for name in ("args", "worker")}
+    for name, twin in twins.items():
+        os.link(near.package / f"srt/{name}.py", twin)
+    (near.package / "srt/worker.py").chmod(0o640)
+    os.chown(near.package / "srt/worker.py", 4321, 1234)
+    old = {name: (twin.read_text(), twin.stat().st_mtime_ns) for name, twin in twins.items()}
+    before = everything(near.package)
+    body = "for name in ('args', 'data'):\n    (root / 'srt' / name).with_suffix('.py').open('a').write('X = 1\\n')\n"
+    result = perform_push(near, "a/v1", live(near, body + ending))
+    assert ("restored" if ending else "pushed") == result["status"], result
+    assert old == {name: (twin.read_text(), twin.stat().st_mtime_ns) for name, twin in twins.items()}
+    assert old["worker"][1] == (near.package / "srt/worker.py").stat().st_mtime_ns
+    if not ending:
+        perform(near, "rollback", transaction="back")
+    assert before == everything(near.package)
+    assert [] == [path.name for path in near.package.rglob(".deployctl-*")]
