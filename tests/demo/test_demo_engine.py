@@ -5,11 +5,13 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from demo_engine import Engine, alive, free_port, refused, until
+from demo_engine import DEADLINE_S, Engine, alive, free_port, refused, until
 
 MILESTONES = (
     r"server_args=ServerArgs\(model_path='/models/m'",
@@ -115,6 +117,71 @@ def test_the_open_ai_routes_answer_in_their_shapes(server):
     messages = [{"role": "user", "content": "hello"}]
     body = json.loads(server.request("/v1/chat/completions", {"messages": messages, "max_tokens": 6})[1])
     assert 6 == len(body["choices"][0]["message"]["content"].split())
+
+
+def events(text):
+    """The JSON values of a stream, which must end as one."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert "[DONE]" == lines.pop()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_stream_grows_to_the_whole_answer(server):
+    """/generate repeats the text so far with its count of tokens, the OpenAI routes give what is new, usage last."""
+    whole = server.generate("a tree", 20)
+    asked = {"text": "a tree", "sampling_params": {"max_new_tokens": 20}, "stream": True}
+    chunks = events(server.request("/generate", asked)[1])
+    counts = [chunk["meta_info"]["completion_tokens"] for chunk in chunks]
+    assert (whole, 20, sorted(set(counts))) == (chunks[-1]["text"], counts[-1], counts)
+    assert all(whole.startswith(chunk["text"]) for chunk in chunks)
+    assert len(chunks) > 4
+    asked = {"prompt": "a tree", "max_tokens": 20, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, usage = events(server.request("/v1/completions", asked)[1])
+    assert whole == "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    assert {"prompt_tokens": 2, "completion_tokens": 20, "total_tokens": 22} == usage["usage"]
+    asked = {"messages": [{"role": "user", "content": "a tree"}], "max_completion_tokens": 20, "stream": True}
+    chunks = events(server.request("/v1/chat/completions", asked)[1])
+    assert whole == "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
+    for wrong in ({"text": ["a"]}, {"text": "a", "sampling_params": {"max_new_tokens": 0}}):
+        assert 400 == server.request("/generate", {**wrong, "stream": True})[0]
+
+
+def test_the_accept_length_is_counted_from_flush_to_flush(server):
+    """Tokens for each step of the draft and its check; nothing is flushed while a request runs."""
+
+    def accepted():
+        return json.loads(server.request("/server_info")[1])["internal_states"][0].get("avg_spec_accept_length")
+
+    server.generate("a tree", 30)
+    assert 1 < accepted() <= 16
+    assert 200 == server.request("/flush_cache", {})[0]
+    assert accepted() is None
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.generate, "a long story", 400)
+        until(lambda: running.done() or 400 == server.request("/flush_cache", {})[0])
+        assert not running.done()
+        running.result(DEADLINE_S)
+    assert 200 == server.request("/flush_cache")[0]
+
+
+def test_the_load_generator_writes_what_it_measured(server, site, tmp_path):
+    """Every request of the data set, streamed; the engine's flags, and no others."""
+    data, out = tmp_path / "data.jsonl", tmp_path / "out.jsonl"
+    turns = [{"role": "user", "content": "a tree and a river"}, {"role": "assistant", "content": "-"}]
+    data.write_text((json.dumps({"conversations": turns}) + "\n") * 6)
+    argv = [site, "-m", "sglang.bench_serving", "--base-url", f"http://127.0.0.1:{server.port}", "--dataset-path", data]
+    argv += ["--num-prompts", "6", "--sharegpt-output-len", "10", "--max-concurrency", "3", "--output-file", out]
+    done = subprocess.run([*argv, "--output-details", "--flush-cache"], capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stderr
+    assert "| 6/6 [" in done.stderr
+    result = json.loads(out.read_text())
+    assert (6, 60, 3, [10] * 6, [""] * 6) == tuple(
+        result[key] for key in ("completed", "total_output_tokens", "max_concurrency", "output_lens", "errors")
+    )
+    assert 60 / result["duration"] == pytest.approx(result["output_throughput"])
+    assert 1 < result["accept_length"]
+    assert all(9 == len(gaps) for gaps in result["itls"])
+    assert 2 == subprocess.run([*argv, "--no-such-flag"], capture_output=True, check=False).returncode
 
 
 @pytest.mark.parametrize(
