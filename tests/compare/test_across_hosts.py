@@ -1,59 +1,18 @@
-"""Attempts on two hosts, each with its own package, state and log: what they ran is compared by content."""
+"""Attempts on two hosts: what they ran is compared by content, and nothing they say commands the terminal."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from made_attempts import bench
-
-sys.path += [str(Path(__file__).parents[1] / "agent"), str(Path(__file__).parents[1] / "agent" / "dossier")]
-
-from serving_box import ServingBox
 from support import FILES, edit, threshold
-
-HOSTS = """
-hosts:
-  one: {{connection: local, python: {one.python}, state_dir: {one.host[state_dir]}, log_dir: {one.host[log_dir]}}}
-  two: {{connection: local, python: {two.python}, state_dir: {two.host[state_dir]}, log_dir: {two.host[log_dir]}}}
-defaults: {{package: fakesgl}}
-profiles:
-  eagle3: {{default: true, command: [server], args: {{port: 30000}}}}
-"""
-
-
-class Two:
-    """Two hosts on this machine and the command line that reaches both."""
-
-    def __init__(self, root):
-        self.root = root
-        self.boxes = [ServingBox(root / "one"), ServingBox(root / "two")]
-        (root / "hosts.yaml").write_text(HOSTS.format(one=self.boxes[0], two=self.boxes[1]))
-
-    def compare(self, *words):
-        return subprocess.run(
-            [sys.executable, "-m", "deployctl", "compare", *words],
-            env={**os.environ, "DEPLOYCTL_CONFIG": str(self.root / "hosts.yaml"), "DEPLOYCTL_OPERATOR": "ann"},
-            cwd=self.root,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-
-    def json(self, *words):
-        return json.loads(self.compare(*words, "--json").stdout)
+from two_hosts import Two
 
 
 @pytest.fixture
 def two(tmp_path):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    two = Two(tmp_path)
+    two = Two(tmp_path, {"eagle3": ("server.py", 30000)})
     yield two
-    for box in two.boxes:
-        box.end()
+    two.end()
 
 
 def test_the_same_patch_under_other_numbers_is_no_difference(two):
@@ -64,7 +23,7 @@ def test_the_same_patch_under_other_numbers_is_no_difference(two):
     other.push("b/v9", threshold(6))
     one.launch("x")
     other.launch("y")
-    value = two.json("one:x", "two:y", "--patch-diff")
+    value = two.json("compare", "one:x", "two:y", "--patch-diff")
     assert ("", None) == (value["patch_diffs"][0]["diff"], value["patch_diffs"][0]["note"])
     assert {"x": "one", "y": "two"} == next(d["values"] for d in value["differences"] if d["name"] == "host")
     assert {"one", "two"} == set(value["hosts"])
@@ -77,10 +36,10 @@ def test_files_that_only_one_of_them_changes(two):
     other.push("a/v1", threshold(7))
     one.launch("x")
     other.launch("x")
-    diff = two.json("one:x", "two:x", "--patch-diff")["patch_diffs"][0]["diff"]
+    diff = two.json("compare", "one:x", "two:x", "--patch-diff")["patch_diffs"][0]["diff"]
     assert "-THRESHOLD = 0\n+THRESHOLD = 7\n" in diff
     assert "--- a/srt/new.py\n+++ /dev/null\n" in diff
-    back = two.json("two:1", "one:1", "--patch-diff")
+    back = two.json("compare", "two:1", "one:1", "--patch-diff")
     assert ["two:x", "one:x"] == [side["label"] for side in back["attempts"]]
     assert "+THRESHOLD = 0\n" in back["patch_diffs"][0]["diff"]
 
@@ -90,11 +49,11 @@ def test_a_host_that_nobody_pushed_to(two):
     one, other = two.boxes
     one.launch("x")
     other.launch("y")
-    both = two.json("one:x", "two:y", "--patch-diff")["patch_diffs"][0]
+    both = two.json("compare", "one:x", "two:y", "--patch-diff")["patch_diffs"][0]
     assert "as installed" in both["note"]
     other.push("a/v1", threshold(7))
     other.launch("z")
-    value = two.json("one:x", "two:z", "--patch-diff")["patch_diffs"][0]
+    value = two.json("compare", "one:x", "two:z", "--patch-diff")["patch_diffs"][0]
     assert "the pristine package of two stands for its own" in value["note"]
     assert "-THRESHOLD = 0\n+THRESHOLD = 7\n" in value["diff"]
     assert FILES["srt/args.py"] == (one.package / "srt/args.py").read_text()
@@ -102,11 +61,11 @@ def test_a_host_that_nobody_pushed_to(two):
 
 def test_a_name_without_a_host_where_there_are_several(two):
     """Said how to name it; and what is unknown on one host is told with that host's name."""
-    done = two.compare("x", "y")
+    done = two.run("compare", "x", "y")
     assert (2, True) == (done.returncode, "hint" in done.stderr)
     two.boxes[0].launch("t1_eagle")
     two.boxes[1].launch("t2")
-    done = two.compare("one:t1_eagel", "two:t2")
+    done = two.run("compare", "one:t1_eagel", "two:t2")
     assert 2 == done.returncode
     assert "one | hint: did you mean t1_eagle" in done.stderr
 
@@ -120,10 +79,10 @@ def test_what_a_host_says_cannot_command_the_terminal(two):
         box.record(number, "bench/1/bench.json", json.dumps(record))
         phases = {"state": "ready", "ready_seconds": 1, "phases": [{"name": evil, "seconds": 1.0}]}
         box.record(number, "verdict.json", json.dumps(phases))
-    shown = two.compare("one:x", "two:x")
+    shown = two.run("compare", "one:x", "two:x")
     assert 0 == shown.returncode, shown.stderr
     assert "\\x1b]0;owned" in shown.stdout
     assert "\x1b" not in shown.stdout + shown.stderr
     assert "two:x wins at every concurrency, 2.00x" in shown.stdout
-    csv = two.compare("one:x", "two:x", "--csv")
+    csv = two.run("compare", "one:x", "two:x", "--csv")
     assert "\x1b" not in csv.stdout + csv.stderr

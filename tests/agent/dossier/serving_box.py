@@ -1,10 +1,11 @@
 """A host with a small package to patch, whose servers are small programs that run until they are stopped."""
 
+import json
 import os
 import signal
 import time
 
-from support import Box
+from support import Box, perform
 
 from deployctl.agent import processes
 
@@ -49,8 +50,8 @@ class ServingBox(Box):
         path.write_text(content)
 
     def dossier(self, *names, **args):
-        """Ask for attempts by name; all without any."""
-        result = self.ask("dossier", attempts=[{"name": name} for name in names] if names else None, **args)
+        """Ask for attempts by name, in this process; all without any."""
+        result = perform(self, "dossier", attempts=[{"name": name} for name in names] if names else None, **args)
         assert "traceback" not in result, result["traceback"]
         return result
 
@@ -59,8 +60,6 @@ class ServingBox(Box):
         machine = self.root / "state dir" / "machine"
         if not machine.exists():
             return
-        import json
-
         marker = json.loads(machine.read_text())["id"] + ":"
         finish = time.monotonic() + DEADLINE_S
         while left := processes.marked(marker):

@@ -215,7 +215,7 @@ def test_on_the_oldest_interpreter(tmp_path):
     try:
         box.push("a/v1", threshold(5))
         box.launch("a")
-        result = box.dossier("a", contents=True)
+        result = box.ask("dossier", attempts=[{"name": "a"}], contents=True)
         assert (["a/v1"], 2, {"1", "0@1"}) == (
             result["attempts"][0]["patches"],
             len(result["releases"]),
