@@ -60,8 +60,6 @@ def _start(context):
     cleaned = None
     if args.get("clean") != "none":
         cleaned = gpu.clean_up(context, args.get("clean"))
-        if cleaned.get("unverified"):
-            context.wire.event("warning", text="GPU memory was not checked: %s" % cleaned["unverified"])
     check_port(args.get("port"), argv, args["engine"])
     shm.remove_leftovers(context)
     _check_shm(context)

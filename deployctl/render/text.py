@@ -169,6 +169,8 @@ def _launch(host: HostReport, verbose: bool) -> list[str]:
     if fields.get("crash"):
         lines += crash.card(fields["crash"])
     cleaned = fields.get("clean") or {}
+    if cleaned.get("unverified"):
+        lines.append(style(f"  GPU memory was not checked: {neutral(cleaned['unverified'])}", "yellow"))
     if cleaned.get("devices"):
         lines += _tools(cleaned)
     lines.append(f"  log {neutral(str(fields.get('log')))}")
@@ -301,7 +303,7 @@ def _clean(host: HostReport, verbose: bool) -> list[str]:
 def _tools(fields: Mapping[str, Any]) -> list[str]:
     """The tools that could not be asked: what they would have shown is unknown, not good.
 
-    One that left the GPUs' memory unverified is said by the warning or the error about that, and not again.
+    One that left the GPUs' memory unverified is said with that, and not again.
     """
     return [
         style(f"  {_tool(name, state)}", "yellow")
