@@ -12,7 +12,8 @@ import shutil
 import signal
 import time
 
-from . import releases, writer
+from . import processes, releases, writer
+from .failure import EXIT_NEEDS_RECOVERY, Failure
 from .state import sync_folder
 
 _LONGEST_PAUSE_S = 30.0
@@ -62,6 +63,8 @@ def begin(context, transaction, site, number):
         "command": context.command,
         "operator": context.operator,
         "run_id": context.run_id,
+        "host": context.host.get("name"),
+        "agent": _myself(),
         "at": time.time(),
         "package_dir": site.package.directory,
         "release": site.release["number"],
@@ -70,6 +73,7 @@ def begin(context, transaction, site, number):
         "move": releases.pointer(context.state)["move"] + 1,
         "folders": writer.folders_of(site.package.directory, [".", *site.index["folders"]]),
         "particulars": None,
+        "strange": None,
     }
     context.state.write_json(entry, "journal.json")
     checkpoint(context, "journal open")
@@ -98,6 +102,58 @@ def read(state):
     """
     keys = ("transaction", "operation", "package_dir", "release", "base", "makes", "move", "folders", "particulars")
     return releases.checked(state, ("journal.json",), keys)
+
+
+def _myself():
+    return {"pid": os.getpid(), "start": processes.start_time(os.getpid()), "boot": processes.boot_id()}
+
+
+def author(state):
+    """Who is at work on the open transaction, as a lock's holder, or None.
+
+    The kernel's lock tells the same, unless somebody has removed its file while it was held: then the agent's process
+    is what keeps others from taking an unfinished transaction for an interrupted one.
+    """
+    try:
+        entry = state.read_json("journal.json") or {}
+    except Failure:
+        return None  # what is wrong with it shows when it is recovered
+    agent = entry.get("agent")
+    if not isinstance(agent, dict) or agent == _myself() or agent.get("boot") != processes.boot_id():
+        return None
+    if not isinstance(agent.get("pid"), int) or not processes.alive(agent["pid"], agent.get("start")):
+        return None
+    known = {key: entry.get(key) for key in ("operator", "command", "run_id", "host", "transaction")}
+    return dict(known, pid=agent["pid"], since=entry.get("at"), mutating=True)
+
+
+def require_own(state, entry, undoing=False):
+    """Before a change: that nobody has taken the open transaction over, whatever became of the lock.
+
+    Args:
+        state: The state directory.
+        entry: Of the journal that this command has opened.
+        undoing: Whether a journal that is merely gone will do, with the release before still the current one.
+
+    Raises:
+        Failure: It is another's by now (kind `taken-over`, exit 8), and so is the tree.
+    """
+    found = state.read_json("journal.json")
+    if found is None and releases.pointer(state)["move"] == entry["move"] - 1:
+        if not undoing:
+            raise Failure(
+                "%s was removed while this command was at work" % state.path("journal.json"),
+                kind="journal-lost",
+                hint="the same command again, and leave the files in %s alone" % state.root,
+            )
+    elif found is None or any(found.get(key) != entry[key] for key in ("transaction", "agent")):
+        raise Failure(
+            "another command has taken over while this one was at work (were files in %s removed?): the package is left"
+            " as that one has it" % state.root,
+            kind="taken-over",
+            hint="deployctl status; the lock of a killed command is gone by itself, never remove its file",
+            exit_code=EXIT_NEEDS_RECOVERY,
+        )
 
 
 def is_committed(state, entry):

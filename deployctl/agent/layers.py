@@ -163,6 +163,7 @@ class Builder:
             journal.note_particulars(context, entry, writer.particulars(directory), tree.strange(directory))
         differing = tree.differences(self.entries, site.entries)
         places.check_places(site, self.entries, differing)
+        journal.require_own(context.state, entry)
         self.touched = True
         materialise(context, site, self._transaction, self.entries, differing)
         if writer.own_copies(directory, self._transaction):

@@ -1,7 +1,8 @@
 """One mutating command at a time per host: a kernel lock that dies with its holder, and a manual hold that does not.
 
 The lock file tells who holds it and since when; the truth is the kernel's lock alone, so a holder that was killed
-leaves nothing behind. Python's file descriptors are not inherited by children, so no server keeps the lock.
+leaves nothing behind. Python's file descriptors are not inherited by children, so no server keeps the lock. Where its
+file is removed while it is held, the open journal names the agent at work (see `journal.author`).
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import os
 import secrets
 import time
 
-from . import audit
+from . import audit, journal
 from .failure import EXIT_LOCKED, EXIT_USAGE, Cancelled, Failure
 from .state import disk_failure
 
@@ -34,12 +35,29 @@ def exclusive(context):
 
     context.state.create()
     handle = _acquire(context)
+    context.lock_handle = handle
     try:
         _respect_hold(context)
         recover.recover(context)
         yield
     finally:
+        context.lock_handle = None
         _release(handle)
+
+
+def require(context):
+    """Before a transaction is opened: that the lock which this command holds is still the host's.
+
+    Raises:
+        Failure: Its file was removed: others may hold another one by now (kind `lock-lost`).
+    """
+    handle = getattr(context, "lock_handle", None)
+    if handle is not None and not _is_in_place(handle, context.state):
+        raise Failure(
+            "%s was removed while this command held it" % context.state.path("lock"),
+            kind="lock-lost",
+            hint="the same command again; the lock of a killed command is gone by itself, its file is never in the way",
+        )
 
 
 def reading(context):
@@ -56,6 +74,10 @@ def reading(context):
     if not _try(handle):
         os.close(handle)
         return holder(context.state) or _somebody()
+    busy = journal.author(context.state)
+    if busy is not None or not _is_in_place(handle, context.state):
+        os.close(handle)
+        return busy or _somebody()
     try:
         _sign(handle, context, mutating=False)
         recover.recover(context)
@@ -84,6 +106,16 @@ def _try(handle):
             hint="set `state_dir:` of this host to a folder on a local disk",
         ) from error
     return True
+
+
+def _is_in_place(handle, state):
+    """Whether a lock file is the one that others would open, or was removed."""
+    mine = os.fstat(handle)
+    try:
+        theirs = os.stat(state.path("lock"))
+    except OSError:
+        return False
+    return (mine.st_dev, mine.st_ino) == (theirs.st_dev, theirs.st_ino)
 
 
 def _sign(handle, context, mutating):
@@ -115,17 +147,25 @@ def _release(handle):
 
 
 def _acquire(context):
-    handle = _open(context)
-    try:
-        began = time.monotonic()
-        while not _try(handle):
-            _give_up(context, holder(context.state) or {}, time.monotonic() - began)
-            time.sleep(0.02)
-    except BaseException:
+    began = time.monotonic()
+    while True:
+        handle = _open(context)
+        try:
+            if not _try(handle):
+                found = holder(context.state) or {}
+            elif _is_in_place(handle, context.state):
+                found = journal.author(context.state)
+                if found is None:
+                    _sign(handle, context, mutating=True)
+                    return handle
+            else:
+                found = {}
+            _give_up(context, found, time.monotonic() - began)
+        except BaseException:
+            os.close(handle)
+            raise
         os.close(handle)
-        raise
-    _sign(handle, context, mutating=True)
-    return handle
+        time.sleep(0.02)
 
 
 def _give_up(context, found, waited_s):
@@ -166,14 +206,14 @@ def holder(state):
 
 
 def current_holder(state):
-    """Who holds the kernel lock right now, or None; takes nothing."""
+    """Who holds the kernel lock right now, or is at work without it, or None; takes nothing."""
     try:
         handle = os.open(state.path("lock"), os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        return None
+        return journal.author(state)
     try:
         if _try(handle):
-            return None
+            return journal.author(state)
         return holder(state) or _somebody()
     finally:
         os.close(handle)

@@ -5,7 +5,7 @@ import os
 import re
 import time
 
-from . import journal, layers, objects, places, recover, releases, tree, verify
+from . import journal, layers, lock, objects, places, recover, releases, tree, verify
 from . import site as sites
 from .failure import EXIT_USAGE, Cancelled, Failure
 from .state import disk_failure
@@ -46,6 +46,7 @@ class Transaction:
     def begin(self):
         """Open the journal, once; returns its entry."""
         if self._entry is None:
+            lock.require(self._context)
             self._entry = journal.begin(self._context, self.id, self._site, self._makes)
         return self._entry
 
@@ -104,6 +105,7 @@ class Transaction:
         self._context.wire.event("step", name="restore", state="start")
         self.builder.close()
         try:
+            journal.require_own(self._context.state, self._entry, undoing=True)
             kept = recover.undo(self._context, self._entry, touched, displacing=not self.builder.scripting)
         except Failure as trouble:
             trouble.message = "%s\nbegun because: %s" % (trouble.message, getattr(failure, "message", failure))
@@ -150,6 +152,7 @@ class Transaction:
         self.begin()
         builder.store()
         self._refuse_edits_since(site.edited_since(differing))
+        journal.require_own(context.state, self._entry)
         self._swapped = True
         layers.materialise(context, site, self.id, builder.entries, differing)
         journal.checkpoint(context, "swapped")
@@ -162,6 +165,7 @@ class Transaction:
         layers.end_step(context, "import", started)
         self._wait_for_others(release)
         started = layers.begin_step(context, "commit")
+        journal.require_own(context.state, self._entry)
         if self._makes is not None:
             journal.checkpoint(context, "before release")
             context.state.write_json(release, "releases", "%d.json" % release["number"])

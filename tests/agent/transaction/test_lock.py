@@ -81,6 +81,87 @@ def test_a_second_push_is_told_who_is_at_work(near):
     )
 
 
+def test_removing_the_lock_file_opens_nothing(near):
+    """Somebody removes STATE/lock while a push is at work: others are still told who it is, a recovery does not touch
+    its tree, and the push ends as if nothing had been."""
+    with Background(near) as background:
+        before = everything(near.package)
+        (near.root / "state dir/lock").unlink()
+        near.run_id, near.operator = "run-2", "ben@example.org"
+        for _ in range(2):  # the lock file is missing at first, then there and free
+            result = perform_push(near, "b/v1", threshold(6))
+            assert (4, "locked") == (result["exit"], result["error"]["kind"]), result
+            assert f"locked by ann@example.org (push, pid {background.pid})" in result["error"]["message"]
+            assert "ann@example.org" == perform(near, "history")["push_in_progress"]["operator"]
+            assert "in-progress" == perform(near, "outcome", transaction="slow", timeout_s=0)["outcome"]
+            (near.root / "state dir/lock").unlink(missing_ok=True)
+            assert background.pid == lock.current_holder(make_context(near, "status").state)["pid"]
+        assert before == everything(near.package)
+    assert ("pushed", 1) == (background.result["status"], background.result["release"])
+    edited = edit(["version.py"], "(root / 'version.py').write_text('')\n")
+    assert ("pushed", 2) == tuple(perform_push(near, "b/v1", edited)[key] for key in ("status", "release"))
+    assert [] == perform(near, "status")["drift"]
+
+
+def test_a_lock_that_was_lost_before_anything_changed(near):
+    """Removed before the transaction opens: others may be at work by now, so this one changes nothing."""
+    before = everything(near.package)
+
+    def remove(_, event):
+        if event["event"] == "step" and event["name"] == "stage" and event["state"] == "done":
+            (near.root / "state dir/lock").unlink()
+
+    near.on_event = remove
+    result = perform_push(near, "a/v1", threshold(5))
+    near.on_event = None
+    assert (1, "failed", "lock-lost") == (result["exit"], result["status"], result["error"]["kind"]), result
+    assert before == everything(near.package)
+    assert not (near.root / "state dir/journal.json").exists()
+    assert "pushed" == perform_push(near, "a/v1", threshold(5))["status"]
+
+
+@pytest.mark.parametrize("step", ["swap", "import"])
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_push_that_was_taken_over_leaves_the_tree_to_the_other(near, step, ended):
+    """The journal is another command's by now, or that has committed and closed it: exit 8 that says so, and neither
+    a swap, nor a commit, nor an undo from what this one remembers."""
+    journal, current = near.root / "state dir/journal.json", near.root / "state dir/current.json"
+    seen = {}
+
+    def take_over(_, event):
+        if event["event"] == "step" and (event["name"], event["state"]) == (step, "start"):
+            if ended:
+                journal.unlink()
+                now = json.loads(current.read_text())
+                current.write_text(json.dumps({**now, "move": now["move"] + 1}))
+            else:
+                journal.write_text(json.dumps({**json.loads(journal.read_text()), "transaction": "theirs"}))
+            seen["tree"] = everything(near.package)
+            seen["files"] = [path.read_text() if path.exists() else None for path in (journal, current)]
+
+    near.on_event = take_over
+    result = perform_push(near, "a/v1", threshold(5))
+    assert (8, "taken-over") == (result["exit"], result["error"]["kind"]), result
+    assert seen["tree"] == everything(near.package)
+    assert seen["files"] == [path.read_text() if path.exists() else None for path in (journal, current)]
+
+
+def test_a_journal_that_was_removed(near):
+    """By hand, in the middle: nobody else was at work, so the tree is put back, and that is said."""
+    before = everything(near.package)
+
+    def remove(_, event):
+        if event["event"] == "step" and (event["name"], event["state"]) == ("import", "done"):
+            (near.root / "state dir/journal.json").unlink()
+
+    near.on_event = remove
+    result = perform_push(near, "a/v1", threshold(5))
+    near.on_event = None
+    assert (1, "restored", "journal-lost") == (result["exit"], result["status"], result["error"]["kind"]), result
+    assert before == everything(near.package)
+    assert "pushed" == perform_push(near, "a/v1", threshold(5))["status"]
+
+
 def test_outcome_waits_for_a_transaction_that_still_runs(near):
     """Asked while the agent is at work without its client: the answer is the end, not a guess."""
     with Background(near) as background:
