@@ -198,7 +198,7 @@ class Levels:
         began = time.monotonic()
         try:
             sinks = {process.stdout.fileno(): output.feed}
-            script.follow(self._context, process, sinks, self._timeout_s, label, done=self._server_is_gone)
+            script.follow(self._context, process, sinks, self._timeout_s, label, done=self.server_is_gone)
         except Cancelled:
             raise
         except Failure as failure:
@@ -213,8 +213,7 @@ class Levels:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
             shutil.rmtree(target.path("cache"), ignore_errors=True)
-        if self._server_is_gone():
-            self.watcher.settle()
+        if self.server_is_gone():
             return None
         summary = None
         if not timed_out:
@@ -269,7 +268,7 @@ class Levels:
         rows = [self.generator.row(self._prompts[order[number % len(order)]]) for number in range(sent)]
         return "".join(json.dumps(row) + "\n" for row in rows).encode("ascii")
 
-    def _server_is_gone(self):
+    def server_is_gone(self):
         """Whether the server has died, is dying, or is being stopped: then the generator is of no use."""
         self.watcher.tick()
         now = time.monotonic()
@@ -286,7 +285,7 @@ class Levels:
         finish = time.monotonic() + _DEATH_S
         self.watcher.tick(look_at_ranks=True)
         while time.monotonic() < finish and not self._context.wire.cancelled.is_set():
-            if self._server_is_gone():
+            if self.server_is_gone():
                 self.watcher.settle()
                 return self.watcher.ended or self.stopped_by is not None
             time.sleep(0.03)

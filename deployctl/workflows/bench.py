@@ -8,7 +8,7 @@ from typing import Any
 from deployctl.domain.bench import BenchRequest
 from deployctl.domain.inventory import Host
 from deployctl.domain.report import HostReport, Report
-from deployctl.errors import Interrupted, UsageError
+from deployctl.errors import EXIT_OK, Interrupted, UsageError
 from deployctl.remote.client import Exchange
 from deployctl.workflows.run import Run
 from deployctl.workflows.serve import through_outages
@@ -35,9 +35,22 @@ def bench(
     """
     if attempt is not None and log_tag is not None:
         raise UsageError("--attempt and --log-tag name the server twice", hint="name one of them")
-    return run.each(
-        hosts, lambda host: _bench_one(run, host, request, {"attempt": attempt, "log_tag": log_tag}), command="bench"
-    )
+    which = {"attempt": attempt, "log_tag": log_tag}
+    return without_ranks(run.each(hosts, lambda host: _bench_one(run, host, request, which), command="bench"))
+
+
+def without_ranks(report: Report) -> Report:
+    """A report in which ranks that serve nothing of their own are no failures, where their rank 0 was measured."""
+
+    def is_rank(host: HostReport) -> bool:
+        return bool(host.error) and (host.error or {}).get("kind") == "not-rank-0"
+
+    if all(is_rank(host) for host in report.hosts):
+        return report
+    hosts = [
+        replace(host, status="rank", exit_code=EXIT_OK, error=None) if is_rank(host) else host for host in report.hosts
+    ]
+    return replace(report, hosts=tuple(hosts))
 
 
 def _bench_one(run: Run, host: Host, request: BenchRequest, which: Mapping[str, Any]) -> HostReport:

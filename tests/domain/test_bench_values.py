@@ -17,7 +17,9 @@ from deployctl.domain.bench import (
     unlike,
 )
 from deployctl.domain.prompts import load_prompts, read_prompts
+from deployctl.domain.report import HostReport, Report
 from deployctl.errors import ConfigError, UsageError
+from deployctl.workflows.bench import without_ranks
 
 TURN = {"role": "user", "content": "Sort this list"}
 
@@ -242,3 +244,13 @@ def test_who_wins_where(a, b, said):
 def test_names_of_a_crossover_may_be_given():
     """Two attempts may bear one tag."""
     assert ["7 wins at C=1, 2.00x at C=1"] == crossover(record("t", {1: 2.0}), record("t", {1: 1.0}), ("7", "8"))
+
+
+def test_ranks_beside_a_rank_that_was_measured_are_no_failures():
+    """A group that serves one model is measured at its rank 0; a group without one is told so."""
+    first = HostReport(name="a", status="complete", fields={"bench": {}})
+    other = HostReport(name="b", status="failed", exit_code=2, error={"kind": "not-rank-0", "message": "m", "hint": ""})
+    both = without_ranks(Report(command="bench", hosts=(first, other)))
+    assert [("complete", 0, None), ("rank", 0, None)] == [(one.status, one.exit_code, one.error) for one in both.hosts]
+    alone = Report(command="bench", hosts=(other,))
+    assert alone == without_ranks(alone)

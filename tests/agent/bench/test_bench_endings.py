@@ -84,6 +84,26 @@ def test_a_cancelled_bench_keeps_its_levels_and_goes_on_where_it_was(host):
     assert host.bench((1,), resume=7)["exit"] == 2
 
 
+def test_a_server_that_died_while_the_link_was_down(host):
+    """The bench that goes on finds it dead: the crash is named, the levels of before are told."""
+    assert host.launch("a", "--standin-step-ms", "20")["status"] == "ready"
+    behind = host.bench_behind((8, 1), requests_per_level=8, max_tokens=32)
+    behind.event("level", state="progress", concurrency=1)
+    behind.wire.cancelled.set()
+    assert behind.finish()["status"] == "cancelled"
+    pid, start = host.server()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not processes.alive(pid, start), "the server's end")
+    result = host.bench((8, 1), requests_per_level=8, max_tokens=32, attempt=1, resume=1)
+    assert ("crashed", 6, [8]) == (
+        result["status"],
+        result["exit"],
+        [level["concurrency"] for level in result["bench"]["levels"]],
+    )
+    assert "SIGKILL" in result["crash"]["cause"]
+    assert "crashed" == host.record()["state"]
+
+
 def test_a_bench_of_which_nobody_heard_is_found_by_its_token(host):
     """A link that broke before the bench had told its number."""
     assert host.launch("a")["status"] == "ready"
