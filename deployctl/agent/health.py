@@ -50,6 +50,7 @@ class Probe:
     Attributes:
         status: HTTP status of the last answer, None before the first, 0 when nothing answered.
         healthy: Whether the last answer was 200.
+        answers: How many came so far, failures to answer included.
     """
 
     def __init__(self, url, headers=None):
@@ -58,6 +59,7 @@ class Probe:
         self._ended = False
         self._wake = threading.Event()
         self.status = None
+        self.answers = 0
         self.healthy = threading.Event()
         threading.Thread(target=self._ask, daemon=True).start()
 
@@ -74,6 +76,7 @@ class Probe:
             else:
                 self.healthy.clear()
             self.status = status
+            self.answers += 1
             self._wake.wait(max(0.05, INTERVAL_S - (time.monotonic() - began)))
 
     def ask_now(self):

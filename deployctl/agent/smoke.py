@@ -8,12 +8,13 @@ import time
 
 from . import attempts, health, lock
 from .failure import EXIT_CRASHED, EXIT_NOT_READY, EXIT_USAGE, Failure
-from .watcher import TICK_S, Watcher
+from .watcher import SETTLE_S, TICK_S, Watcher
 
 _ANSWER_S = 120.0
-# After a burst: so long the server must stay well, and so long it may take to be well again.
+# After a burst or a failed smoke: so long the server must stay well, and so long it may take to be well again. One that
+# dies closes its sockets at once and may take long to give its GPU memory back before it is gone.
 _LINGER_S = 1.0
-_UNWELL_S = 10.0
+_UNWELL_S = 30.0
 _QUOTED = 200
 _MOST_AT_ONCE = 4096
 # The shortest repetition that is no accident: `++++`.
@@ -184,6 +185,11 @@ def run(context, attempt, smoke, burst, watcher):
         context.wire.event("burst", state="done", **result["burst"])
         result["problem"] = result["burst"]["problem"]
         result["ok"] = result["problem"] is None
+    elif not result["ok"]:
+        # A request that fails may be the server's last: what is said of it must wait until that is known.
+        unwell = _unwell_after(context, attempt, watcher, "smoke")
+        if unwell is not None:
+            result["problem"] += "; " + unwell
     return result
 
 
@@ -199,7 +205,7 @@ def _burst(context, attempt, questions, burst, watcher):
             problem = "cancelled"
     elif failed:
         problem = "%d of %d requests failed: %s" % (len(failed), burst, failed[0][1])
-    unwell = _unwell_after(context, attempt, watcher)
+    unwell = _unwell_after(context, attempt, watcher, "burst")
     return {
         "sent": burst,
         "answered": len(answers) - len(failed),
@@ -249,11 +255,12 @@ def _ask_at_once(context, questions, numbers, watcher, bound_s):
     return dict(answers), round(time.monotonic() - began, 3)
 
 
-def _unwell_after(context, attempt, watcher):
-    """Why the server is not well after a burst, or None.
+def _unwell_after(context, attempt, watcher, what):
+    """Why the server is not well after a burst or a failed smoke (`what`), or None.
 
-    A scheduler that dies at a batch size needs moments to take the server with it, and an engine without a watchdog
-    lives on without: the health answer, the log, and the ranks must all be good for a while.
+    A server closes its sockets before it is gone, a scheduler that dies at a batch size needs moments to take the
+    server with it, and an engine without a watchdog lives on without: the health answer, the log, and the ranks must
+    all be good for a while.
     """
     probe = health.Probe(attempt["ready"]["url"], health.authorization(attempt["argv"]))
     began = time.monotonic()
@@ -264,18 +271,21 @@ def _unwell_after(context, attempt, watcher):
             now = time.monotonic()
             if probe.status == 200 and not watcher.doomed:
                 unwell_since = None
-                if now - began >= _LINGER_S:
+                if now - began >= _LINGER_S and probe.answers > 1:
                     return None
             elif probe.status is not None and not watcher.doomed:
                 unwell_since = unwell_since or now
                 if now - unwell_since > _UNWELL_S:
-                    return "the server is not healthy after the burst (%s)" % (
-                        "HTTP %d" % probe.status if probe.status else "it does not answer"
+                    return "the server is not healthy after the %s (%s)" % (
+                        what,
+                        "HTTP %d" % probe.status if probe.status else "it does not answer",
                     )
+            if now - began > SETTLE_S:
+                return "the server is dying and does not end"
             time.sleep(TICK_S)
     finally:
         probe.stop()
-    return "the server died of the burst" if watcher.ended else "cancelled"
+    return "the server died of the %s" % what if watcher.ended else "cancelled"
 
 
 def smoke_operation(context):

@@ -7,7 +7,7 @@ import time
 
 from . import attempts, crash, health, lock, phases, smoke
 from .failure import EXIT_CRASHED, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_READY, EXIT_SMOKE, Failure
-from .watcher import TICK_S, Watcher
+from .watcher import SETTLE_S, TICK_S, Watcher
 
 # How long a wait looks for the attempt of a launch that may still be at its preparations.
 _LAUNCH_PATIENCE_S = 120.0
@@ -108,7 +108,8 @@ def follow(context, attempt):
                 probe.ask_now()
             if context.wire.cancelled.is_set():
                 return _detached(attempt, watcher)
-            if time.monotonic() > deadline and probe.status is not None:
+            # One that is doomed is not left running: its end comes within its grace, and is named.
+            if time.monotonic() > deadline + (SETTLE_S if watcher.doomed else 0) and probe.status is not None:
                 return _timeout(context, attempt, watcher, timeout_s, last_status)
             if not watcher.behind:
                 time.sleep(TICK_S)
@@ -186,7 +187,9 @@ def _ready(context, attempt, watcher, from_start):
     context.wire.event("ready", seconds=ready_seconds)
     wanted = attempt["smoke"] if context.args.get("smoke", True) and attempt["rank"] == 0 else None
     # The ranks as they are now: one that dies of the first request must be known to have lived.
-    watcher.tick(look_at_ranks=True)
+    watcher.settle()
+    if watcher.ended:
+        return conclude_death(context, attempt, watcher)
     if wanted is None:
         return describe({"state": attempts.READY}, attempt, phase_list, ready_seconds)
     burst = context.args.get("burst")

@@ -12,6 +12,8 @@ from . import attempts, crash, phases, processes, ranks
 
 TICK_S = 0.03
 TERMINAL_GRACE_S = 10.0
+# The longest that anybody waits for a doomed server to end: it may be draining, or hang in a driver.
+SETTLE_S = 120.0
 _CHUNK = 1 << 20
 # A server may print faster than lines can be read: a look at the log ends, so that its exit and Ctrl-C are seen.
 _LOOK_S = 0.2
@@ -68,7 +70,14 @@ class Watcher:
 
     @property
     def doomed(self):
-        """Whether something is known that the server does not survive: a terminal line, or a lost rank."""
+        """Whether the server is known not to survive: a terminal line, a lost rank, or it has gone already.
+
+        One that is gone is doomed and not yet `ended` while its keeper may still write down how.
+        """
+        return self._condemned or self._missing_since is not None
+
+    @property
+    def _condemned(self):
         return self.scanner.terminal is not None or self.lost_rank is not None
 
     @property
@@ -93,16 +102,22 @@ class Watcher:
         run = self.attempt["run"]
         if self.lost_rank is None and run is not None and not self.rebooted:
             self.lost_rank = self._ranks.look(run["pid"], force=look_at_ranks)
-        if self.doomed:
+        if self._condemned:
             self._doomed_since = self._doomed_since or time.monotonic()
             if time.monotonic() - self._doomed_since > TERMINAL_GRACE_S:
                 # A server that is being stopped may take its time to drain after its ranks have gone.
                 self.ended = not self._is_being_stopped()
 
     def settle(self):
-        """A scheduler that died takes the server with it within its grace: wait for that end, so as to name it."""
+        """Wait for the end of a server that is doomed, so as to name it: nobody may say that it is left running.
+
+        A scheduler that died takes the server with it within its grace; the record of one that is gone comes soon.
+        """
         self.tick(look_at_ranks=True)
+        finish = time.monotonic() + SETTLE_S
         while (self.doomed or self.behind) and not self.ended and not self._context.wire.cancelled.is_set():
+            if time.monotonic() > finish:
+                return  # it is being stopped, and does not end
             if not self.behind:
                 time.sleep(TICK_S)
             self.tick()

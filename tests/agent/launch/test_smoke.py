@@ -307,9 +307,9 @@ def test_a_server_that_stops_answering_after_a_burst_fails_it(host, monkeypatch)
     host.launch("a", argv=host.script("import time\ntime.sleep(60)"), wait=False)
     context = host.context("smoke")
     watched = watcher.Watcher(context, host.attempt())
-    assert smoke._unwell_after(context, host.attempt(), watched).endswith("(it does not answer)")
+    assert smoke._unwell_after(context, host.attempt(), watched, "burst").endswith("(it does not answer)")
     context.wire.cancelled.set()
-    assert smoke._unwell_after(context, host.attempt(), watched) == "cancelled"
+    assert smoke._unwell_after(context, host.attempt(), watched, "burst") == "cancelled"
 
 
 def test_threads_that_the_system_refuses_are_requests_without_an_answer(host, monkeypatch):
