@@ -37,7 +37,7 @@ def outcome(context):
     """What became of a transaction: asked after a lost link. Waits for it to end where it still runs, and recovers.
 
     Returns:
-        status `ok`, outcome `committed` (with the release), `not-committed`, or `in-progress` after `timeout_s`
+        status `ok`, outcome `committed` (with the release, and the one before), `not-committed`, or `in-progress` after `timeout_s`
         (default 60) seconds of waiting.
     """
     wanted = context.args["transaction"]
@@ -51,9 +51,11 @@ def outcome(context):
     if not running:
         lock.reading(context)
     now = releases.pointer(context.state)
+    previous = None
     for transaction, number in now["recent"]:
         if transaction == wanted:
-            return {"status": "ok", "outcome": "committed", "release": number}
+            return {"status": "ok", "outcome": "committed", "release": number, "previous": previous}
+        previous = number
     return {"status": "ok", "outcome": "in-progress" if running else "not-committed", "release": now["release"]}
 
 

@@ -187,8 +187,8 @@ def _ask_outcome(
     if committed:
         made = next((entry for entry in history if entry["release"] == answer["release"]), None)
         fields["patches"] = made["patches"] if made else []
-        if made and operation == "push":
-            fields["previous"] = made["parent"]
+        if answer.get("previous") is not None:
+            fields["previous"] = answer["previous"]
         fields["warnings"] = [f"the link broke ({lost.message}), but the {operation} had been committed"]
         return HostReport(name=host.name, status="pushed" if operation == "push" else "rolled_back", fields=fields)
     problem = {
@@ -209,7 +209,7 @@ def _undo_committed(run: Run, report: Report, hosts: Sequence[Host]) -> Report:
             continue
         try:
             args = {"to": outcome.fields["previous"], "transaction": secrets.token_hex(8)}
-            back = run.ask(by_name[outcome.name], "rollback", args)
+            back = run.ask(by_name[outcome.name], "rollback", args, undoing=True)
         except DeployError as error:
             settled.append(HostReport.from_error(outcome.name, error, release=outcome.fields.get("release")))
             continue

@@ -22,7 +22,8 @@ from deployctl.remote.client import Exchange, Request
 from deployctl.transport import Transport, connect
 
 OPERATOR_VARIABLE = "DEPLOYCTL_OPERATOR"
-_MOST_AT_ONCE = 16
+# Connections being made at once; hosts that are connected may be many more.
+_MOST_CONNECTING = 64
 _PATIENCE_AFTER_INTERRUPT_S = 60.0
 _PATIENCE_OF_A_DETACH_S = 5.0
 _AFTER_INTERRUPT_HINT = "deployctl status shows how it stands; deployctl wait comes back to a load"
@@ -77,6 +78,7 @@ class Run:
         self._asked: set[str] = set()
         self._connecting: set[str] = set()
         self._guard = threading.Lock()
+        self._doors = threading.BoundedSemaphore(_MOST_CONNECTING)
 
     @property
     def who(self) -> str:
@@ -95,8 +97,14 @@ class Run:
         *,
         blobs: Mapping[str, bytes] | None = None,
         on_event: Callable[[Mapping[str, Any], Exchange], None] | None = None,
+        undoing: bool = False,
     ) -> dict[str, Any]:
         """Run one operation on one host over a connection of its own.
+
+        Args:
+            host, operation, args, blobs: What to ask, and where.
+            on_event: Called with every event.
+            undoing: Whether it belongs to the end of an interrupted command, and Ctrl-C therefore does not end it.
 
         Raises:
             Unreachable, LinkLost: The host could not be asked, or the link broke before the verdict.
@@ -104,7 +112,7 @@ class Run:
         # Made ready while the connection is being made, which is mostly waiting.
         threading.Thread(target=prepare, args=(operation,), daemon=True).start()
         with self._connected(host) as transport:
-            return self.ask_through(transport, host, operation, args, blobs=blobs, on_event=on_event)
+            return self.ask_through(transport, host, operation, args, blobs=blobs, on_event=on_event, undoing=undoing)
 
     @contextlib.contextmanager
     def _connected(self, host: Host) -> Iterator[Transport]:
@@ -114,8 +122,11 @@ class Run:
             if fresh:
                 self._connecting.add(host.name)
         try:
-            connection = self.connect(host)
-            transport = connection.__enter__()
+            with self._doors:
+                if fresh and self.interrupted.is_set():
+                    raise Interrupted("interrupted before connecting: nothing was asked of the host")
+                connection = self.connect(host)
+                transport = connection.__enter__()
         finally:
             with self._guard:
                 self._connecting.discard(host.name)
@@ -135,6 +146,7 @@ class Run:
         *,
         blobs: Mapping[str, bytes] | None = None,
         on_event: Callable[[Mapping[str, Any], Exchange], None] | None = None,
+        undoing: bool = False,
     ) -> dict[str, Any]:
         """The same, over an open connection."""
         request = Request(
@@ -149,7 +161,7 @@ class Run:
         )
         with (
             Exchange(transport, request, dead_peer_s=host.limits.dead_peer_s) as exchange,
-            self._registered(host.name, exchange),
+            contextlib.nullcontext() if undoing else self._registered(host.name, exchange),
         ):
             for event in exchange.events():
                 self.on_event(host.name, event)
@@ -224,7 +236,8 @@ class Run:
 
         with self._guard:
             self._asked.clear()
-        pool = ThreadPoolExecutor(max_workers=min(_MOST_AT_ONCE * 4, max(1, len(hosts))))
+        # A thread for every host, however many: those of one push wait for each other before the commit.
+        pool = ThreadPoolExecutor(max_workers=max(1, len(hosts)))
         try:
             futures = {pool.submit(settled, host): host for host in hosts}
             self._gather(futures, _PATIENCE_OF_A_DETACH_S if detaches else _PATIENCE_AFTER_INTERRUPT_S)
