@@ -175,6 +175,11 @@ class Inventory:
         """
         words = [word.strip() for selector in selectors for word in selector.split(",")]
         words = [word for word in words if word]
+        if any(not selector.strip(" ,") for selector in selectors):
+            # Such as --host "$HOST" with an unset variable: the default group is not what was meant.
+            raise UsageError(
+                "--host is empty", hint=f"hosts: {', '.join(self.hosts) or 'none'}; without --host: the default ones"
+            )
         if not words:
             words = self._default_words()
         chosen: dict[str, Host] = {}

@@ -148,6 +148,15 @@ def test_selections_that_are_refused(tmp_path, word, text, hint):
     assert (caught.value.message, caught.value.hint) == (text, hint)
 
 
+@pytest.mark.parametrize("words", [[""], [","], [" "], ["gpu-1", ""], [" , ,"]])
+def test_an_empty_selection_is_no_selection(tmp_path, words):
+    """--host "$HOST" with an unset variable does not mean the default group, nor fewer hosts than were named."""
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path).select(words)
+    assert "--host is empty" == caught.value.message
+    assert "gpu-1" in caught.value.hint
+
+
 def test_no_default_to_mean(tmp_path):
     """Without a group `default` the only host is meant; with several one must be named."""
     one = load(tmp_path, "hosts: {a: {address: h}}\n")
