@@ -17,7 +17,7 @@ help:
 	@echo "make test-engine    the loop on real SGLang on the CPU (builds its environment once: some GB)"
 	@echo "make test-gpu       the shipped dynamic speculation on this machine's NVIDIA GPU (GPU_PYTHON, GPU_OPTIONS)"
 	@echo "make check-patches  the shipped patches on the wheels they are for"
-	@echo "make benchmark      against scp, ssh and ssh by hand"
+	@echo "make benchmark      against scp, ssh and ssh by hand; how fast a report opens"
 
 $(STAMP): pyproject.toml
 	$(PYTHON) scripts/make_venv.py $(VENV)
@@ -55,6 +55,8 @@ check-patches: $(STAMP)
 
 benchmark: $(STAMP)
 	$(BIN)/python benchmarks/push.py
+	$(BIN)/python scripts/system_needs.py
+	$(BIN)/python benchmarks/report.py
 
 clean:
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache

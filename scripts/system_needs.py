@@ -1,4 +1,4 @@
-"""What the tests need of the system: an OpenSSH server and client, fuser, fish, tcsh, git. Installed where apt can."""
+"""What the tests need of the system: OpenSSH, fuser, fish, tcsh, git and Chromium. Installed where apt can."""
 
 import os
 import shutil
@@ -14,6 +14,7 @@ NEEDS = {
     "tcsh": "tcsh",
     "git": "git",
     "ps": "procps",
+    "chromium": "chromium",
 }
 
 

@@ -82,8 +82,8 @@ function when(at) {
   return at === null ? "–" : `${day(at)} ${clock(at)}`;
 }
 
-function plural(count, noun) {
-  return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+function plural(count, noun, many = `${noun}s`) {
+  return `${number(count)} ${count === 1 ? noun : many}`;
 }
 
 // A series' name stands before every version: where there is but one, it says nothing.

@@ -76,7 +76,7 @@ function crashSection() {
     "Crashes",
     `${plural(total, "attempt")} crashed${kinds < total ? ` in ${plural(kinds, "way")}` : ""}. Newest first, those outside of patches last.`,
     ...cards.slice(0, CARDS_AT_FIRST),
-    rest.length ? el("details", { class: "rest" }, el("summary", {}, `${plural(rest.length, "earlier crash").replace("crashs", "crashes")}`), rest) : null,
+    rest.length ? el("details", { class: "rest" }, el("summary", {}, plural(rest.length, "further kind of crash", "further kinds of crash")), rest) : null,
   );
 }
 

@@ -45,7 +45,7 @@ function timeline(rows) {
             min: from - margin,
             max: to + margin,
             afterBuildTicks: (axis) => {
-              const { step, found } = moments(axis.min, axis.max, Math.max(3, Math.floor(width / 95)));
+              const { step, found } = moments(axis.min, axis.max, Math.max(4, Math.floor(width / 80)));
               axis.step = step;
               axis.ticks = found;
             },
@@ -140,7 +140,8 @@ function gantt(rows) {
       scales: {
         x: {
           stacked: true,
-          ticks: { stepSize: width > 600 ? step : step * 2, callback: (value) => (value ? duration(value).replace(".0 s", " s") : "0"), maxRotation: 0 },
+          max: longest,
+          ticks: { includeBounds: false, stepSize: width > 600 ? step : step * 2, callback: (value) => (value ? duration(value).replace(".0 s", " s") : "0"), maxRotation: 0 },
           border: { display: false },
         },
         y: {

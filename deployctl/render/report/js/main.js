@@ -51,7 +51,7 @@ function lead() {
   return el(
     "div",
     { class: "lead" },
-    el("p", { class: "over-line" }, `${versions.join(", ")} · ${data.hosts.map((host) => host.name).join(", ")} · ${new Date(data.at).getFullYear()}, ${when(data.at)}`),
+    el("p", { class: "over-line" }, `${versions.join(", ")} · ${data.hosts.map((host) => host.name).join(", ")} · ${day(data.at)} ${new Date(data.at).getFullYear()}, ${clock(data.at)}`),
     el("h1", {}, said),
     load ? el("p", { class: "note" }, `Output tokens per second. ${loadName(load)}.`) : nothing("No throughput curve yet. Measure a running server with", data.benchCommand),
     tiles(),

@@ -17,6 +17,11 @@ function cause(one) {
   return one.smoke?.problem ?? "";
 }
 
+function cellClass(column, one) {
+  const unknown = column.read(one) === null || column.read(one) === "";
+  return [column.numeric && "numeric", column.wide && "cause-cell", column.title === "No." && "small-no", unknown && "unknown"].filter(Boolean).join(" ") || null;
+}
+
 function details(one) {
   const smoke = one.smoke && [
     one.smoke.problem ?? JSON.stringify(one.smoke.text),
@@ -61,7 +66,7 @@ function attemptTable() {
       "tr",
       { id: `row-${one.id}` },
       el("td", { class: "opener" }, button),
-      COLUMNS.map((column) => el("td", { class: [column.numeric ? "numeric" : "", column.wide ? "cause-cell" : ""].join(" ").trim() || null, "data-label": column.title }, el("div", { class: "cell" }, column.show(one)))),
+      COLUMNS.map((column) => el("td", { class: cellClass(column, one), "data-label": column.title }, el("div", { class: "cell" }, column.show(one)))),
     );
     const words = [one.name, one.attempt, one.host, one.words, one.patches.join(" "), one.cause ?? "", one.by, one.profile, one.command].join(" ").toLowerCase();
     return { one, row, below, words };
