@@ -146,3 +146,24 @@ def test_what_a_step_compare_may_hold(two):
         assert 2 == done.returncode
         assert message in done.stderr
         assert "bad.yaml:3" in done.stderr
+
+
+def test_only_hosts_that_a_playbook_changed_are_started_again(two):
+    """`rollback: {relaunch: true}` on failure: where nothing was pushed nothing is taken back, and nothing started."""
+    prepare(two, speeds=[(1, 1), (1, 1)])
+    (two.root / "patches" / "b").mkdir(parents=True)
+    (two.root / "patches" / "b" / "v1.py").write_text(threshold(6).replace("THRESHOLD = 0", "THRESHOLD = 5"))
+    (two.root / "fail.yaml").write_text(
+        "name: fail\nsteps:\n  - push: {patch: b/v1, host: one}\n  - run: {argv: [no-such-program]}\n"
+        "on_failure:\n  - stop: {}\n  - rollback: {relaunch: true}\n"
+    )
+    value = two.json("play", str(two.root / "fail.yaml"), "--host", "one,two")
+    assert 1 == value["exit_code"]
+    last = {name: host["steps"][-1] for name, host in value["hosts"].items()}
+    assert ("ready", "patched-r1", "rolled_back") == (
+        last["one"]["status"],
+        last["one"]["log_tag"],
+        last["one"]["rollback"]["status"],
+    )
+    assert "unchanged" == last["two"]["status"]
+    assert [("patched-r1", 1), (None, 1)] == [serving(two, "one"), serving(two, "two")]
