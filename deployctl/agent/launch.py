@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 
-from . import attempts, audit, gpu, lock, processes, releases, shm, smoke, stop, watch
+from . import attempts, audit, gpu, lock, package, processes, releases, shm, smoke, stop, watch
 from .failure import EXIT_NOT_CLEAN, EXIT_USAGE, Cancelled, Failure
 from .state import disk_failure, write_file
 
@@ -55,6 +55,7 @@ def _start(context):
     # What can be known to fail is looked at before a server that runs is stopped for this one.
     _check_request(args, argv, cwd)
     _check_log_folder(context.log_dir)
+    _check_package(context, argv, cwd)
     _refuse_twins(context)
     _go_on(context)
     cleaned = None
@@ -116,6 +117,25 @@ def _check_request(args, argv, cwd):
         )
 
 
+def _check_package(context, argv, cwd):
+    """What was pushed is what must serve: a copy of the package in the way of it would run instead, and say nothing."""
+    release = releases.current(context.state)
+    name = context.host.get("package") or "sglang"
+    python = os.path.expanduser(context.host.get("python") or context.python)
+    runs_package = argv[0] == python and "-m" in argv[:-1] and argv[argv.index("-m") + 1].split(".")[0] == name
+    if release is None or not runs_package:
+        return
+    found = package.imported_from(context, cwd, (context.args.get("env") or {}).get("PYTHONPATH") or "")
+    if found != release["package_dir"]:
+        raise Failure(
+            "the server would import %s from %s; release %d of it is in %s"
+            % (name, found, release["number"], release["package_dir"]),
+            kind="other-package",
+            hint="move %s away, or rename it: it hides the package that was pushed to" % found,
+            exit_code=EXIT_USAGE,
+        )
+
+
 def _spec(context, number, argv, cwd):
     args = context.args
     release = releases.current(context.state)
@@ -150,7 +170,7 @@ def _spec(context, number, argv, cwd):
 def _refuse_twins(context):
     """No second load of the same port, and no server of ours in the way; `replace` stops it first."""
     port = context.args.get("port")
-    for attempt in attempts.live(context.state):
+    for attempt in attempts.told(context, attempts.live):
         if attempt["port"] != port:
             continue
         if context.args.get("replace"):

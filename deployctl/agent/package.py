@@ -41,19 +41,7 @@ def locate(context):
     Raises:
         Failure: Not installed, shadowed by a folder of its name, inside a zip file, or not a package.
     """
-    name = context.host.get("package") or "sglang"
-    home = os.path.expanduser("~")
-    search = [entry for entry in context.server_path if entry]
-    if not getattr(sys.flags, "safe_path", False):
-        search.insert(0, home)  # `python -m` puts the directory it is started in first
-    spec, reason = _find(name, search)
-    if spec is None:
-        raise Failure(
-            "package %s is not installed for %s%s" % (name, context.python, reason and ": " + reason),
-            kind="package-missing",
-            hint="set `python:` of this host to the interpreter that serves, or `package:` to what it serves",
-        )
-    found = _folder(context, spec, search)
+    name, search, found = _where(context, os.path.expanduser("~"), [])
     directory = os.path.realpath(found)
     warnings = _copies(name, directory, search)
     distributions = _distributions(name, {os.path.dirname(directory), os.path.dirname(found)}, search)
@@ -76,7 +64,37 @@ def locate(context):
     return Package(name, directory, version, "plain", None, None, fingerprint, tuple(warnings))
 
 
+def imported_from(context, cwd, python_path=""):
+    """The real folder that `python -m` would import the package of `context.host` from, in another place than usual.
+
+    Args:
+        context: Of the operation.
+        cwd: The directory that it is started in.
+        python_path: PYTHONPATH of its environment, where that is set anew.
+
+    Raises:
+        Failure: As `locate`.
+    """
+    return os.path.realpath(_where(context, cwd, python_path.split(os.pathsep))[2])
+
+
 # -- where it is -----------------------------------------------------------------------------------------------------
+
+
+def _where(context, cwd, before):
+    """(name, path that is searched, folder as the import system names it)."""
+    name = context.host.get("package") or "sglang"
+    search = [entry for entry in [*before, *context.server_path] if entry]
+    if not getattr(sys.flags, "safe_path", False):
+        search.insert(0, cwd)  # `python -m` puts the directory it is started in first
+    spec, reason = _find(name, search)
+    if spec is None:
+        raise Failure(
+            "package %s is not installed for %s%s" % (name, context.python, reason and ": " + reason),
+            kind="package-missing",
+            hint="set `python:` of this host to the interpreter that serves, or `package:` to what it serves",
+        )
+    return name, search, _folder(context, spec, search)
 
 
 def _find(name, search):

@@ -37,8 +37,8 @@ def outcome(context):
     """What became of a transaction: asked after a lost link. Waits for it to end where it still runs, and recovers.
 
     Returns:
-        status `ok`, outcome `committed` (with the release, and the one before), `not-committed`, or `in-progress` after `timeout_s`
-        (default 60) seconds of waiting.
+        status `ok`, outcome `committed` (with the release, and the one before), `not-committed`, or `in-progress`
+        after `timeout_s` (default 60) seconds of waiting.
     """
     wanted = context.args["transaction"]
     end = time.monotonic() + context.args.get("timeout_s", _OUTCOME_S)
@@ -84,7 +84,7 @@ def history(context):
         "status": "ok",
         "release": now["number"] if now else None,
         "releases": entries,
-        "attempts": [attempts.summary(context, attempt) for attempt in attempts.listing(context.state)],
+        "attempts": [attempts.summary(context, attempt) for attempt in attempts.told(context)],
         "push_in_progress": busy,
     }
 
