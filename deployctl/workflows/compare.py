@@ -1,6 +1,7 @@
 """Sets attempts side by side: asks their hosts for what they know of them, once each."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from deployctl.domain.compare import Name, Side, sides_of
@@ -70,6 +71,8 @@ def compare(
             dossiers.update({host.name: host.fields for host in again.hosts})
         diffs = [_diff(sides[0], side, dossiers) for side in sides[1:]]
     result = comparison(sides, diffs)
+    damaged = [f"{name}: {text}" for name, dossier in dossiers.items() for text in dossier["problems"]]
+    result = replace(result, warnings=(*result.warnings, *damaged))
     report = Report(
         command="compare",
         hosts=tuple(
@@ -80,7 +83,6 @@ def compare(
                     "attempts": [one["attempt"] for one in dossiers[host.name]["attempts"]],
                     "version": dossiers[host.name]["version"],
                     "gpus": dossiers[host.name]["gpus"],
-                    "problems": dossiers[host.name]["problems"],
                 },
             )
             for host in _distinct(hosts)

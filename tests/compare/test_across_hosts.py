@@ -70,6 +70,17 @@ def test_a_name_without_a_host_where_there_are_several(two):
     assert "one | hint: did you mean t1_eagle" in done.stderr
 
 
+def test_a_bench_that_cannot_be_read_is_a_warning(two):
+    """It is left out, which is said, with the host and the file."""
+    for box in two.boxes:
+        number = box.launch("x")
+        box.record(number, "bench/1/bench.json", json.dumps(bench({1: 5})))
+    two.boxes[0].record(1, "bench/2/bench.json", "{torn")
+    (warning,) = two.json("compare", "one:x", "two:x")["warnings"]
+    assert warning.startswith("one: state file ")
+    assert "bench/2/bench.json is damaged" in warning
+
+
 def test_what_a_host_says_cannot_command_the_terminal(two):
     """Controls in what hosts tell are shown, not obeyed, in every part of the text."""
     evil = "\x1b]0;owned\x07"
