@@ -17,6 +17,7 @@ from .failure import EXIT_NEEDS_RECOVERY, Failure
 from .state import sync_folder
 
 _LONGEST_PAUSE_S = 30.0
+_KILL_PATIENCE_S = 30.0
 
 # In the environment of patch scripts, so that a recovery finds those that outlived their killed agent.
 SCRIPT_MARKER = "DEPLOYCTL_TRANSACTION"
@@ -29,6 +30,23 @@ def script_mark(state, transaction):
     """
     home = os.path.realpath(state.root).encode("utf-8", "surrogateescape")
     return "%s.%s" % (transaction, hashlib.sha256(home).hexdigest()[:16])
+
+
+def end_scripts(context, entry):
+    """End what patch scripts have left running, also outside their process groups: it would go on changing the tree.
+
+    Raises:
+        Failure: It cannot be ended (kind `will-not-end`).
+    """
+    wanted = script_mark(context.state, entry["transaction"])
+    found = [process for process, value in processes.marked(wanted, SCRIPT_MARKER) if value == wanted]
+    left = processes.end(found, 0, _KILL_PATIENCE_S)
+    if left:
+        raise Failure(
+            "its patch script still runs (pid %s)" % ", ".join(str(process.pid) for process in left),
+            kind="will-not-end",
+            hint="end that process on the host",
+        )
 
 
 def checkpoint(context, name):

@@ -229,6 +229,7 @@ class Builder:
                 hint="mend the script and push again; the package is as before",
                 output=self.output,
             )
+        journal.end_scripts(context, self._begin())
         end_step(context, "run", started, patch=patch["ref"])
 
 

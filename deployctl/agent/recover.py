@@ -4,11 +4,9 @@ import os
 import shutil
 import time
 
-from . import audit, journal, objects, package, processes, releases, site, tree, writer
+from . import audit, journal, objects, package, releases, site, tree, writer
 from .failure import EXIT_NEEDS_RECOVERY, Failure
 from .writer import sync_file
-
-_KILL_PATIENCE_S = 30.0
 
 
 def recover(context):
@@ -26,7 +24,7 @@ def recover(context):
             journal.clear_staging(context)
         return None
     try:
-        _end_scripts(context, entry)
+        journal.end_scripts(context, entry)
         kept = None
         if journal.is_committed(context.state, entry):
             # The tree was complete before the commit: what has been edited since is somebody's work.
@@ -74,7 +72,7 @@ def undo(context, entry, touched, displacing):
     """
     kept = None
     try:
-        _end_scripts(context, entry)  # what has left the script's process group would write on
+        journal.end_scripts(context, entry)  # what has left the script's process group would write on
         if touched:
             kept = restore(context, entry, displacing, removed_by_us=True)
     except (Failure, OSError) as error:
@@ -103,19 +101,6 @@ def close(context, entry):
             pass  # it had not come so far
     journal.clear_staging(context)
     journal.end(context)
-
-
-def _end_scripts(context, entry):
-    """A patch script outlives its killed agent, and would go on changing the tree."""
-    wanted = journal.script_mark(context.state, entry["transaction"])
-    found = [process for process, value in processes.marked(wanted, journal.SCRIPT_MARKER) if value == wanted]
-    left = processes.end(found, 0, _KILL_PATIENCE_S)
-    if left:
-        raise Failure(
-            "its patch script still runs (pid %s)" % ", ".join(str(process.pid) for process in left),
-            kind="will-not-end",
-            hint="end that process on the host",
-        )
 
 
 def _was_installed_anew(context, entry):

@@ -5,6 +5,8 @@ import os
 import pytest
 from support import edit, everything, perform, perform_push, threshold
 
+from deployctl.agent import processes
+
 ARGS = "THRESHOLD = {}\n\n\ndef threshold():\n    return THRESHOLD\n"
 
 
@@ -127,6 +129,23 @@ def test_a_live_script_may_finish_within_the_second(near):
         assert ARGS.format(number) == module.read_text()
         seconds.append(int(module.stat().st_mtime))
     assert sorted(set(seconds)) == seconds
+
+
+def test_what_a_script_leaves_running_is_ended(near):
+    """A process that has left its group and would write after the commit: staged or live, it is gone by then."""
+    pid = near.root / "pid"
+    late = f"import time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\nwhile True:\n    time.sleep(0.05)\n"
+    body = (
+        f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', 'import os\\n' + {late!r}], "
+        f"start_new_session=True)\nwhile not (os.path.exists({str(pid)!r}) and open({str(pid)!r}).read()):\n    time.sleep(0.01)\n"
+    )
+    for reference, script in (
+        ("a/v1", live(near, body + "(root / 'version.py').write_text('')\n")),
+        ("b/v1", edit(["srt/data.json"], body + "(root / 'srt/data.json').write_text('{}')\n")),
+    ):
+        assert "pushed" == perform_push(near, reference, script)["status"]
+        assert None is processes.start_time(int(pid.read_text())), "it lives"
+        pid.unlink()
 
 
 MOVED = "import shutil\naside = root.parent / 'aside'\n"
