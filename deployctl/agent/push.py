@@ -210,7 +210,11 @@ def _rollback(context):
     target = releases.find(context.state, target_word, releases.current(context.state))
     site = sites.open_site(context)
     if site.release["base"] != target["base"]:
-        target = releases.find(context.state, target_word, site.release)
+        try:
+            target = releases.find(context.state, target_word, site.release)
+        except Failure as failure:
+            failure.fields["warnings"] = list(site.package.warnings)  # what it was installed anew with
+            raise
     _check_writable(site)
     layers.end_step(context, "preflight", started)
     if target["number"] == site.release["number"] and not site.drifted:

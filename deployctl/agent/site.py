@@ -108,8 +108,9 @@ def open_site(context, adopt=False):
         site = Site(context, found, release, entries, index)
         if about["fingerprint"] == found.fingerprint:
             return site
-        if not site.drifted:
-            # The same content installed again, or committed in its work tree: the same base under a new name.
+        if not site.drifted or release_of_content(context, site) is not None:
+            # The same content installed again, or committed in its work tree: the same base under a new name. Where
+            # that took the patches away, the package is as if put back from outside, and its releases stay reachable.
             about.update(fingerprint=found.fingerprint, version=found.version)
             context.state.write_json(about, "bases", "%d.json" % release["base"])
             return site
@@ -122,11 +123,12 @@ def open_site(context, adopt=False):
                 differing,
                 "reinstall it (git checkout in a work tree), or make these edits the new base: --adopt",
             )
-        context.wire.event(
-            "warning",
-            text="the package was installed anew (%s to %s): this is the new base; earlier releases stay in the history"
-            % (about["version"], found.version),
+        gone = ", ".join(releases.references(release))
+        warning = (
+            "the package was installed anew (%s to %s): this is the new base%s; earlier releases stay in the history"
         )
+        warning %= (about["version"], found.version, gone and ", without %s from now on" % gone)
+        found = found._replace(warnings=(*found.warnings, warning))
         release = _snapshot(context, found, entries, index, adopt, release)
     return Site(context, found, release, entries, index)
 

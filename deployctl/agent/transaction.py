@@ -88,7 +88,7 @@ class Transaction:
                     "patches": releases.references(self._site.release),
                     "steps": self._context.steps,
                     "displaced": self._displaced,
-                    "warnings": self._warnings,
+                    "warnings": [*self._site.package.warnings, *self._warnings],
                 }
                 failure.fields = dict(fields, **failure.fields)
             if failure is error:

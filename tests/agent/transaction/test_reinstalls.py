@@ -28,7 +28,9 @@ def test_a_new_install_is_a_new_base(near):
     reinstall(near)
     result = perform_push(near, "a/v2", threshold(6))
     assert ("pushed", 2, ["a/v2"], "1.3.0") == tuple(result[key] for key in ("status", "release", "patches", "version"))
-    assert any("1.2.3 to 1.3.0" in event.get("text", "") for event in near.events if event["event"] == "warning")
+    assert ["1.2.3 to 1.3.0", "without a/v1 from now on"] == [
+        word for word in ("1.2.3 to 1.3.0", "without a/v1 from now on") if word in result["warnings"][0]
+    ]
     refused = perform(near, "rollback", to=1, transaction="x")
     assert (2, "other-base") == (refused["exit"], refused["error"]["kind"])
     assert [(0, False), (1, True), (2, False)] == [
@@ -43,7 +45,9 @@ def test_rollback_after_a_new_install(near):
     perform_push(near, "a/v1", threshold(5))
     reinstall(near)
     fresh = everything(near.package)
-    assert "nothing-to-roll-back" == perform(near, "rollback", transaction="x")["error"]["kind"]
+    refused = perform(near, "rollback", transaction="x")
+    assert "nothing-to-roll-back" == refused["error"]["kind"]
+    assert "installed anew (1.2.3 to 1.3.0)" in refused["warnings"][0]
     assert fresh == everything(near.package)
     assert "unchanged" == perform(near, "rollback", to="base", transaction="y")["status"]
 
@@ -70,6 +74,28 @@ def test_the_same_again_is_the_same_base(near):
     (near.package / "srt/worker.py").write_text("BY = 'hand'\n")
     result = perform_push(near, "b/v1", edit(["version.py"], "(root / 'version.py').write_text('')\n"), force=True)
     assert "pushed" == result["status"], result
+
+
+@pytest.mark.parametrize("back_to", [0, 1])
+def test_the_same_wheel_again_does_not_lose_the_stack(near, back_to):
+    """Installed again under patches, the content is that of a release that is known: the base stays, a push does not
+    silently leave the stack behind, and --force brings the release back."""
+    perform_push(near, "a/v1", threshold(5))
+    perform_push(near, "b/v1", edit(["srt/new.py"], "(root / 'srt/new.py').write_text('N = 1\\n')\n"))
+    patched = everything(near.package)
+    text = (near.package / "srt/args.py").read_text()
+    reinstall(near, FILES, "1.2.3")
+    if back_to:
+        (near.package / "srt/args.py").write_text(text)
+    for refused in (
+        perform_push(near, "c/v1", edit(["version.py"], "(root / 'version.py').write_text('')\n")),
+        perform(near, "rollback", to=1, transaction="x"),
+    ):
+        assert (9, "drift") == (refused["exit"], refused["error"]["kind"]), refused
+        assert "put back from outside" in refused["error"]["message"]
+    done = perform(near, "rollback", to=2, transaction="y", force=True)
+    assert ("rolled_back", 2, ["a/v1", "b/v1"]) == tuple(done[key] for key in ("status", "release", "patches"))
+    assert patched == everything(near.package)
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
