@@ -90,6 +90,7 @@ def _lines(command: str, host: HostReport, *, verbose: bool) -> list[str]:
         "smoke": _launch,
         "bench": _bench,
         "compare": _compare,
+        "report": _told,
         "status": _status,
         "history": _history,
         "stop": _stop,
@@ -352,6 +353,20 @@ def _doctor(host: HostReport, verbose: bool) -> list[str]:
         hint = f"  ({neutral(entry['hint'])})" if entry["hint"] and entry["ok"] is not True else ""
         lines.append(f"{marks[entry['ok']]}  {entry['name']:<14} {neutral(entry['detail'])}{hint}")
     return lines
+
+
+def _told(host: HostReport, verbose: bool) -> list[str]:
+    """How much of a host a report shows."""
+    fields = host.fields
+    words = [counted(fields["attempts"], "attempt")]
+    for key, one, many in (
+        ("crashes", "crash", "crashes"),
+        ("benches", "bench", "benches"),
+        ("releases", "release", ""),
+    ):
+        words += [counted(fields[key], one, many)] if fields[key] else []
+    lines = [f"{_status_word(host)}  {', '.join(words)}"]
+    return lines + [style(f"  warning: {problem}", "yellow") for problem in fields["problems"]]
 
 
 def _run(host: HostReport, verbose: bool) -> list[str]:

@@ -15,13 +15,15 @@ DEAD = "  dead: {{address: 127.0.0.1, port: %d}}\n  again: {{address: localhost,
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory):
-    """A host with a crash under a patch, and a server that came up and was stopped; beside it one that does not answer."""
+    """A host with a crash under a patch and a server that was measured and stopped; beside it one that does not answer."""
     with Rig(tmp_path_factory.mktemp("report"), load_s=0.2, more_hosts=DEAD % free_port()) as rig:
         assert rig.run("push", "--patch", "v1").returncode == 0
         threshold = ("--", "--speculative-disable-batch-threshold", "5")
         assert rig.run("launch", "-t", "t1_v1", "--burst", "8", *threshold).returncode == 6
         assert rig.run("rollback").returncode == 0
         assert rig.run("launch", "-t", "t2_base").returncode == 0
+        bench = ("--sweep", "1,4", "--max-tokens", "8", "--requests-per-level", "8")
+        assert rig.run("bench", *bench).returncode == 0
         assert rig.run("stop").returncode == 0
         yield rig
 
@@ -48,9 +50,13 @@ def test_one_file_that_holds_everything(rig, page):
     told = data(page)
     assert [("t1_v1", "bad"), ("t2_base", "good")] == [(one["name"], one["kind"]) for one in told["attempts"]]
     assert "dynamic_spec/v1" == told["crashes"][0]["patched"]["patch"]
+    (load,) = told["loads"]
+    assert ("coding", [1, 4], ["t2_base"]) == (load["name"], load["levels"], [line["name"] for line in load["series"]])
+    assert load["headline"][0].startswith("t2_base: ")
+    assert all(level["good"] and level["tok"] > 0 for level in load["series"][0]["levels"].values())
     assert [["dynamic_spec/v1"]] == [release["patches"] for release in told["releases"]]
     assert {"init", "weights"} <= {phase["name"] for phase in told["attempts"][1]["phases"]}
-    assert "10.1.230.174  2 attempts, 1 crash, 1 release" in done.stdout
+    assert "ok  2 attempts, 1 crash, 1 bench, 1 release" == done.stdout.splitlines()[0]
     assert "report.html" in done.stdout.splitlines()[-1]
     assert os.path.getsize(page) < 400_000
     assert [] == [name for name in os.listdir(rig.work) if name.startswith(".report")]
@@ -63,7 +69,7 @@ def test_json_is_one_object(rig, page):
     assert (True, "report", str(other)) == (value["ok"], value["command"], value["file"])
     assert other.stat().st_size == value["bytes"]
     host = value["hosts"]["10.1.230.174"]
-    assert ("ok", 2, 1, 0, 1, []) == tuple(
+    assert ("ok", 2, 1, 1, 1, []) == tuple(
         host[key] for key in ("status", "attempts", "crashes", "benches", "releases", "problems")
     )
     assert not page.exists()
@@ -77,7 +83,9 @@ def test_a_host_that_does_not_answer_is_named(rig, page):
     assert ["again"] == [host["name"] for host in told["hosts"]]
     assert [("dead", "unreachable", 3)] == [(one["host"], one["status"], one["exit"]) for one in told["failures"]]
     assert 2 == len(told["attempts"])
-    assert "without dead" in done.stdout
+    assert ["dead | unreachable", "again | ok  2 attempts, 1 crash, 1 bench, 1 release"] == done.stdout.splitlines()[:2]
+    assert "without dead" in done.stdout.splitlines()[2]
+    assert done.stderr.startswith("dead | error: ")
     value = rig.json("report", "--host", "dead,again")
     assert (False, "unreachable", "ok") == (
         value["ok"],
