@@ -140,6 +140,7 @@ def _tree_of(state, attempt):
 
 
 def _attempt(context, attempt, version, problems):
+    problems += attempt.get("damaged") or []
     verdict = attempt["verdict"] or {}
     ended = (attempt["exit"] or {}).get("at") or (verdict.get("stopping") or {}).get("at")
     state = attempts.state_of(attempt)

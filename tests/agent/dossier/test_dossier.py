@@ -134,6 +134,11 @@ def test_a_damaged_attempt_hides_no_other(serving):
     """The rest is told; asked for by itself it is exit 2 with the reason."""
     serving.launch("a")
     serving.launch("b")
+    serving.record(2, "verdict.json", "{torn")
+    result = serving.dossier()
+    assert "verdict.json is damaged" in result["problems"][0]
+    assert "a" == result["attempts"][0]["log_tag"]
+    (serving.root / "state dir" / "attempts" / "2" / "verdict.json").unlink()
     serving.record(1, "spec.json", "{torn")
     result = serving.dossier()
     assert ["b"] == [attempt["log_tag"] for attempt in result["attempts"]]
