@@ -25,6 +25,22 @@ _STOP_LOOK_S = 0.5
 # A server that took its requests down with it is gone, or shows it, within this.
 _DEATH_S = 3.0
 
+# Looks for PACKAGE and its MODULE without importing either, which would take an engine's seconds.
+_LOOK = """
+import importlib.util, os, sys
+package, module = sys.argv[1:3]
+spec = importlib.util.find_spec(package)
+places = list(spec.submodule_search_locations or ()) if spec else ()
+found = [place for place in places if not module or os.path.exists(os.path.join(place, module + ".py"))]
+if not found:
+    sys.exit("No module named %s" % ".".join(filter(None, (package, module))))
+try:
+    import importlib.metadata
+    print("deployctl-version", importlib.metadata.version(package))
+except Exception:
+    pass
+"""
+
 
 def requests_of(load, concurrency):
     """How many requests a level sends."""
@@ -116,13 +132,8 @@ class Levels:
 
     def _find_generator(self):
         """The generator's version, or None where it tells none; one that is not there is found missing here."""
-        distribution = self.generator.module.partition(".")[0]
-        code = (
-            "import importlib.util as u; assert u.find_spec(%r), 'No module named %s'\n"
-            "try:\n import importlib.metadata as m; print('deployctl-version', m.version(%r))\n"
-            "except Exception: pass"
-        ) % (self.generator.module, self.generator.module, distribution)
-        status, said = self._helper([self._target.python, "-c", code], _FIND_S, "the look for %s" % self.generator.name)
+        argv = [self._target.python, "-c", _LOOK, *self.generator.module.partition(".")[::2]]
+        status, said = self._helper(argv, _FIND_S, "the look for %s" % self.generator.name)
         if status != 0:
             raise Failure(
                 "%s cannot run %s: %s"
