@@ -7,6 +7,7 @@ import dossiers
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_crashes import frame
 
 from deployctl.domain.bench import Record
 from deployctl.render import report
@@ -114,7 +115,7 @@ def test_inner_and_patched_frames_are_shown():
     told = dossiers.story()
     for attempt in told["gpu-a"]["attempts"]:
         if attempt["crash"]:
-            attempt["crash"]["frames"].insert(0, dossiers.frame("srt/x.py", 1, "f", "g()", "dynamic_spec/v1"))
+            attempt["crash"]["frames"].insert(0, frame("srt/x.py", 1, "f", "g()", "dynamic_spec/v1"))
     assert not any(frame["outer"] for card in built(told)["crashes"] for frame in card["frames"] if frame["patch"])
 
 

@@ -1,5 +1,7 @@
 """The page in a browser, as a team sees it in a meeting: drawn, quiet, readable, and deaf to what hostile texts say."""
 
+import datetime as dt
+
 import dossiers
 import pytest
 from conftest import NARROW, WIDE
@@ -314,6 +316,28 @@ def test_one_level_of_one_attempt_is_drawn(opened):
     assert [1, 2, 2, 2, 8, 5] == shown.ask(CHARTS)
     assert shown.ask(PAINTED)[0] > 20
     assert [] == shown.said
+
+
+def test_a_season_stays_readable(opened):
+    """Over three hundred attempts: the newest have a place in each chart, the others are a click away or in the table."""
+    told = dossiers.season(14)
+    shown = opened(told, at=dossiers.STORY_AT + dt.timedelta(days=7 * 13))
+    assert 317 == shown.page.locator(".attempts tbody tr:not(.below)").count()
+    chips = shown.page.locator(".chip")
+    assert 12 == chips.count()
+    shown.page.locator(".chips .quiet").click()
+    assert 42 == chips.count()
+    lanes = "() => Chart.getChart(document.querySelectorAll('canvas')[4]).scales.y.ticks.length"
+    assert 20 == shown.ask(lanes)
+    assert "releases that ran longest ago stand in the table alone" in shown.page.locator("#attempts").text_content()
+    rows = "() => Chart.getChart(document.querySelectorAll('canvas')[5]).data.labels.length"
+    assert 20 == shown.ask(rows)
+    shown.page.get_by_role("button", name="Show all 317 loads").click()
+    assert 317 == shown.ask(rows)
+    assert "earlier and" in shown.page.locator(".crash .seen").first.text_content()
+    assert 8 == shown.page.locator(".crash .seen").first.locator("a").count()
+    assert [] == shown.said
+    assert 0 == shown.ask(OVERFLOW)
 
 
 def unreachable():

@@ -1,11 +1,15 @@
 // Crashes with the line of the patch that they passed through, and the patches themselves.
 
-/** The attempts of a card as links into the table. */
+const MOST_SEEN = 8;
+
+/** The attempts of a card, the newest of them, as links into the table. */
 function seen(ids) {
-  return el("span", { class: "seen" }, ids.map((id) => {
+  const links = ids.slice(-MOST_SEEN).map((id) => {
     const one = attempts.get(id);
     return el("a", { href: `#row-${one.id}`, class: "tag", title: `${one.words}, ${when(one.at)}` }, one.name);
-  }));
+  });
+  const left = ids.length - links.length;
+  return el("span", { class: "seen" }, left ? `${number(left)} earlier and ` : "", links);
 }
 
 /** A file from its package on: the folders above say nothing new in every line. */

@@ -14,6 +14,8 @@ const METRICS = [
   ["accept", "Accept length", number, true, (level) => level.accept],
 ];
 
+const MOST_CHIPS = 10;
+
 const curves = { load: data.loads[0], chosen: new Set(), metric: METRICS[0] };
 
 function choose(load) {
@@ -167,7 +169,8 @@ function latency(key) {
       border: { display: false },
       afterBuildTicks: (axis) => {
         // Lines at 1, 2 and 5 of each decade, each with its number.
-        axis.ticks = axis.ticks.filter(({ value }) => [1, 2, 5].includes(Number((value / 10 ** Math.floor(Math.log10(value) + 1e-9)).toFixed(3))));
+        const round = axis.ticks.filter(({ value }) => [1, 2, 5].includes(Number((value / 10 ** Math.floor(Math.log10(value) + 1e-9)).toFixed(3))));
+        if (round.length > 2) axis.ticks = round;
       },
       ticks: { callback: (value) => milliseconds(value) },
     },
@@ -261,8 +264,13 @@ function curvesSection() {
     for (const plot of plots) plot.redraw();
     numbers();
   };
+  let all = false;
   const fill = () => {
-    chips.replaceChildren(...curves.load.series.map((one) => el(
+    // Of many the chosen and the newest have a chip at once.
+    const newest = curves.load.series.slice(-MOST_CHIPS);
+    const offered = curves.load.series.filter((one) => all || curves.chosen.has(one.id) || newest.includes(one));
+    const more = curves.load.series.length - offered.length;
+    chips.replaceChildren(...offered.map((one) => el(
       "button",
       {
         type: "button",
@@ -279,7 +287,7 @@ function curvesSection() {
       one.name,
       " ",
       el("small", {}, stack(attempts.get(one.id).patches)),
-    )));
+    )), ...(more ? [el("button", { type: "button", class: "quiet", onclick: () => { all = true; fill(); } }, `${more} more`)] : []));
     care.replaceChildren(...(curves.load.notes.length ? [notes(curves.load.notes)] : []));
     numbers();
   };
@@ -288,7 +296,7 @@ function curvesSection() {
     "label",
     { class: "pick" },
     "Load ",
-    el("select", { onchange: (event) => { choose(data.loads[event.target.value]); fill(); redraw(); } },
+    el("select", { onchange: (event) => { choose(data.loads[event.target.value]); all = false; fill(); redraw(); } },
       data.loads.map((load, place) => el("option", { value: place }, loadName(load)))),
   ) : null;
   const metric = el(

@@ -1,5 +1,6 @@
 // Attempts over time, and how long each took to load.
 
+const MOST_ROWS = 20;
 const POINTS = { good: "circle", bad: "crossRot", doubtful: "triangle", open: "circle" };
 
 function lanes() {
@@ -10,14 +11,18 @@ function lanes() {
     found.get(key).members.push(one);
   }
   const order = data.hosts.map((host) => host.name);
-  return [...found.values()].sort((a, b) => order.indexOf(a.host) - order.indexOf(b.host));
+  const newest = [...found.values()].sort((a, b) => a.members[a.members.length - 1].at - b.members[b.members.length - 1].at).slice(-MOST_ROWS);
+  return {
+    rows: [...found.values()].filter((lane) => newest.includes(lane)).sort((a, b) => order.indexOf(a.host) - order.indexOf(b.host)),
+    left: found.size - newest.length,
+  };
 }
 
 function timeline(rows) {
-  const times = data.attempts.flatMap((one) => [one.at, one.ended ?? one.at]).filter((at) => at !== null);
-  if (data.attempts.some((one) => one.ended === null && one.kind === "good")) times.push(data.at);
+  const times = rows.flatMap((row) => row.members).flatMap((one) => [one.at, one.ended ?? one.at]).filter((at) => at !== null);
+  if (rows.some((row) => row.members.some((one) => one.ended === null && one.kind === "good"))) times.push(data.at);
   const from = Math.min(...times), to = Math.max(...times);
-  const margin = Math.max((to - from) * 0.03, 2 * MINUTE);
+  const margin = Math.max((to - from) * 0.03, MINUTE / 3);
   return (width) => {
     const lives = [];
     const points = [];
@@ -84,12 +89,12 @@ function timeSection() {
   if (!data.attempts.length) {
     return section("attempts", "Attempts over time", null, nothing("Nothing has been launched yet. Start a server with", "deployctl launch --log-tag TAG"));
   }
-  const rows = lanes();
+  const { rows, left } = lanes();
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
   return section(
     "attempts",
     "Attempts over time",
-    `Each mark is a launch, its bar the time that the server ran. Times in ${zone}.`,
+    `Each mark is a launch, its bar the time that the server ran. Times in ${zone}.${left ? ` The ${plural(left, "release")} that ran longest ago stand in the table alone.` : ""}`,
     legend([["good", "ready or served", "●"], ["doubtful", "smoke failed, not ready in time", "▲"], ["bad", "crashed", "✕"], ["open", "loading, stopped early, unknown", "○"]]),
     figure("Attempts over time by release", 58 + rows.length * 30, timeline(rows)),
   );
@@ -98,7 +103,6 @@ function timeSection() {
 // -- load phases ------------------------------------------------------------------------------------------------------
 
 const PHASES = ["init", "weights", "kv-cache", "graphs", "warm-up"];
-const MOST_ROWS = 20;
 
 const totals = {
   id: "totals",
