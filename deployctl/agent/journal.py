@@ -14,10 +14,23 @@ import time
 
 from . import processes, releases, writer
 from .failure import EXIT_NEEDS_RECOVERY, Failure
+from .shapes import OneOf
 from .state import sync_folder
 
 _LONGEST_PAUSE_S = 30.0
 _KILL_PATIENCE_S = 30.0
+
+_ENTRY = {
+    "transaction": str,
+    "operation": str,
+    "package_dir": str,
+    "release": int,
+    "base": int,
+    "makes": OneOf((int, None)),
+    "move": int,
+    "folders": {"*": (int, int, int)},
+    "particulars": OneOf((None, {"*": (int, int, int, OneOf((str, None)))})),
+}
 
 # In the environment of patch scripts, so that a recovery finds those that outlived their killed agent.
 SCRIPT_MARKER = "DEPLOYCTL_TRANSACTION"
@@ -118,8 +131,7 @@ def read(state):
     Raises:
         Failure: It is damaged (exit 8).
     """
-    keys = ("transaction", "operation", "package_dir", "release", "base", "makes", "move", "folders", "particulars")
-    return releases.checked(state, ("journal.json",), keys)
+    return releases.checked(state, ("journal.json",), _ENTRY)
 
 
 def _myself():

@@ -13,14 +13,17 @@ import os
 import secrets
 import time
 
-from . import audit, journal
+from . import audit, journal, releases
 from .failure import EXIT_LOCKED, EXIT_USAGE, Cancelled, Failure
+from .shapes import NUMBER, OneOf
 from .state import disk_failure
 
 # A reading command holds the lock for moments only, to recover; a mutating one waits so long for it.
 _PATIENCE_S = 3.0
 # One that is ending, or was killed this moment, still has it.
 _ENDING_S = 0.25
+
+_HOLD = {"operator": str, "message": OneOf((str, None)), "since": NUMBER}
 
 
 @contextlib.contextmanager
@@ -236,8 +239,21 @@ def _locked(found):
     )
 
 
+def hold_of(state):
+    """The manual hold {operator, message, since}, or None.
+
+    Raises:
+        Failure: Its file is damaged (exit 8).
+    """
+    try:
+        return releases.checked(state, ("hold.json",), _HOLD)
+    except Failure as failure:
+        failure.hint = "on the host: rm '%s'; whoever held it must hold it again" % state.path("hold.json")
+        raise
+
+
 def _respect_hold(context):
-    hold = context.state.read_json("hold.json")
+    hold = hold_of(context.state)
     if hold is None:
         return
     if hold.get("operator") == context.operator:
@@ -248,7 +264,9 @@ def _respect_hold(context):
 
 def _age(since):
     """How long ago, in the unit that people would use."""
-    seconds = max(0, int(time.time() - (since or time.time())))
+    if not isinstance(since, (int, float)):
+        return "an unknown time"
+    seconds = max(0, int(time.time() - since))
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return "%d %s" % (seconds // size, unit)
@@ -270,13 +288,13 @@ def lock_operation(context):
     """`acquire` (with a message), `release` (of another's hold with `force`), or `show`."""
     action = context.args.get("action")
     if action == "show":
-        return {"status": "ok", "hold": context.state.read_json("hold.json"), "holder": current_holder(context.state)}
+        return {"status": "ok", "hold": hold_of(context.state), "holder": current_holder(context.state)}
     if action not in ("acquire", "release"):
         raise Failure("unknown action %r" % action, kind="usage", exit_code=EXIT_USAGE)
     context.state.create()
     handle = _acquire(context)
     try:
-        hold = context.state.read_json("hold.json")
+        hold = hold_of(context.state)
         others = hold is not None and hold.get("operator") != context.operator
         if others and not (action == "release" and context.args.get("force")):
             raise _held(hold)

@@ -5,29 +5,72 @@ import time
 
 from . import tree
 from .failure import EXIT_USAGE, Failure
+from .shapes import NUMBER, OneOf, misfit
 
 # How many of the latest transactions current.json names, for those who ask what became of theirs.
 _REMEMBERED = 50
 
 
-def checked(state, parts, keys):
-    """A state file that must hold `keys`, or None where there is none.
+_POINTER = {"release": int, "base": int, "at": NUMBER, "move": int, "recent": [(OneOf((str, None)), int)]}
+_FILES = {"*": {"sha": OneOf((str, None)), "mode": int}}
+_LAYER = {
+    "ref": str,
+    "series": str,
+    "version": str,
+    "kind": str,
+    "filename": str,
+    "sha256": str,
+    "metadata": dict,
+    "files": dict,
+    "result": _FILES,
+}
+_RELEASE = {
+    "number": int,
+    "parent": int,
+    "base": int,
+    "package_dir": str,
+    "version": str,
+    "at": NUMBER,
+    "by": str,
+    "command": str,
+    "patches": [_LAYER],
+    "files": _FILES,
+}
+_BASE = {
+    "package": str,
+    "package_dir": str,
+    "version": str,
+    "fingerprint": str,
+    "python": str,
+    "at": NUMBER,
+    "by": str,
+    "command": str,
+    "files": {"*": (str, int)},
+    "folders": [str],
+}
+
+
+def checked(state, parts, shape):
+    """A state file that must have a shape (see `shapes.misfit`), or None where there is none.
 
     Raises:
-        Failure: It does not (kind `state-damaged`, exit 8).
+        Failure: It has not (kind `state-damaged`, exit 8).
     """
     found = state.read_json(*parts)
     if found is None:
         return None
-    missing = [key for key in keys if key not in found]
+    missing = [key for key in shape if key not in found]
     if missing:
         raise state.damaged("it does not hold %s" % ", ".join(missing), *parts)
+    wrong = misfit(found, shape)
+    if wrong is not None:
+        raise state.damaged("%s is not what it should be" % wrong, *parts)
     return found
 
 
 def pointer(state):
     """What current.json says: {release, base, transaction, at, move, recent}; base None before the first push."""
-    found = checked(state, ("current.json",), ("release", "base", "move", "recent"))
+    found = checked(state, ("current.json",), _POINTER)
     return found or {"release": None, "base": None, "transaction": None, "at": 0.0, "move": 0, "recent": []}
 
 
@@ -93,7 +136,7 @@ def load(state, number, base=None):
             "patches": [],
             "files": {},
         }
-    found = checked(state, ("releases", "%d.json" % number), ("number", "base", "patches", "files"))
+    found = checked(state, ("releases", "%d.json" % number), _RELEASE)
     if found is None:
         known = ", ".join(str(entry) for entry in numbers(state)) or "none"
         raise Failure(
@@ -127,7 +170,7 @@ def base_of(state, base):
         Failure: Missing or damaged (exit 8).
     """
     parts = ("bases", "%s.json" % base)
-    found = checked(state, parts, ("package", "package_dir", "version", "fingerprint", "files", "folders"))
+    found = checked(state, parts, _BASE)
     if found is None:
         raise state.damaged("it is missing", *parts)
     return found

@@ -108,16 +108,19 @@ def scan(directory, index=None, odd=None):
     Raises:
         Failure: A file or folder that may not be read.
     """
-    known = (index or {}).get("files", {})
-    horizon = (index or {}).get("at", 0) - _RACY_NS
+    known, at = (index or {}).get("files", {}), (index or {}).get("at", 0)
+    if not isinstance(known, dict) or not isinstance(at, int):
+        known, at = {}, 0  # a damaged cache is none
+    horizon = at - _RACY_NS
     began = time.time_ns()
     entries, files = {}, {}
     folders: list = []
     for path, found, absolute in walk(directory, folders, odd):
         key = key_of(found)
         old = known.get(path)
-        if old is not None and old[:4] == key and found.st_ctime_ns < horizon and found.st_mtime_ns < horizon:
-            sha = old[4]
+        cached = old[4] if isinstance(old, list) and len(old) == 5 and old[:4] == key else None
+        if cached is not None and found.st_ctime_ns < horizon and found.st_mtime_ns < horizon:
+            sha = cached
         else:
             try:
                 sha = hash_file(absolute)

@@ -34,6 +34,69 @@ def test_a_damaged_file_is_named(pushed, name, content):
     assert before == everything(pushed.package)
 
 
+def an_open_journal(pushed) -> str:
+    """The journal of a push that is at work."""
+    found = []
+
+    def look(_, event):
+        if event["event"] == "step" and (event["name"], event["state"]) == ("import", "start"):
+            found.append((pushed.state / "journal.json").read_text())
+
+    pushed.on_event = look
+    perform_push(pushed, "a/v3", threshold(9))
+    pushed.on_event = None
+    perform(pushed, "rollback", to=2, transaction="y")
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        (name, place)
+        for name, places in (
+            ("current.json", ("release", "base", "move", "recent", "at", "recent.0", "recent.0.1")),
+            (
+                "bases/1.json",
+                ("files", "files.srt/args.py", "files.srt/args.py.1", "folders", "folders.0", "package_dir"),
+            ),
+            (
+                "releases/2.json",
+                ("patches", "patches.0", "patches.0.ref", "patches.1.result", "files", "base", "parent"),
+            ),
+            ("journal.json", ("move", "folders", "folders.srt", "particulars", "package_dir")),
+            ("hold.json", ("since", "operator")),
+        )
+        for place in places
+    ],
+)
+@pytest.mark.parametrize("wrong", ["z", [7], {"a": None}, True])
+def test_well_formed_but_of_another_kind(pushed, name, place, wrong):
+    """JSON that holds something else where a number, a list or a name should be: named with the place, never a
+    traceback, and nothing of the package is touched."""
+    if name == "journal.json":
+        (pushed.state / name).write_text(an_open_journal(pushed))
+    elif name == "hold.json":
+        perform(pushed, "lock", action="acquire", message="mine")
+    before = everything(pushed.package)
+    whole = json.loads((pushed.state / name).read_text())
+    inner, parts = whole, place.split(".", 1) if place.startswith("files.") else place.split(".")
+    if place.endswith(".py.1"):
+        parts = ["files", "srt/args.py", "1"]
+    for part in parts[:-1]:
+        inner = inner[int(part) if isinstance(inner, list) else part]
+    key = int(parts[-1]) if isinstance(inner, list) else parts[-1]
+    if isinstance(inner[key], str) and isinstance(wrong, str):
+        wrong = 7
+    inner[key] = wrong
+    (pushed.state / name).write_text(json.dumps(whole))
+    for result in (perform_push(pushed, "a/v2", threshold(6)), perform(pushed, "rollback", transaction="x")):
+        assert (8, "state-damaged") == (result["exit"], result["error"]["kind"]), result
+        assert name in result["error"]["message"]
+        assert f": {place}" in result["error"]["message"]
+        assert ("rm '" if name == "hold.json" else "mv '") in result["error"]["hint"]
+    assert before == everything(pushed.package)
+
+
 @pytest.mark.parametrize("name", ["bases/1.json", "releases/2.json"])
 def test_a_missing_file_is_named(pushed, name):
     """What current.json names is not there."""
@@ -228,9 +291,16 @@ def test_a_state_that_others_could_read_is_closed(near):
     assert (1, True) == (result["exit"], str(near.root / "file") in result["error"]["message"])
 
 
-def test_a_kept_copy_whose_cache_is_damaged(pushed):
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", '{"at": "x"}', '{"at": 9e99, "files": 3}', '{"at": 9, "files": {"srt/args.py": 3, "version.py": [1]}}'],
+)
+@pytest.mark.parametrize("cache", ["mirror/index.json", "index.json"])
+def test_a_kept_copy_whose_cache_is_damaged(pushed, content, cache):
     """It is hashed anew, and the push is right."""
-    (pushed.state / "mirror/index.json").write_text("{")
+    if cache == "index.json" and content.startswith("{") and len(content) > 1:
+        content = json.dumps({**json.loads(content), "directory": str(pushed.package)})
+    (pushed.state / cache).write_text(content)
     result = perform_push(pushed, "a/v2", threshold(6))
     assert ("pushed", ["a/v2", "b/v1"]) == (result["status"], result["patches"])
     shutil.rmtree(pushed.state / "mirror/fakesgl")
