@@ -24,13 +24,22 @@ def record(context, result):
     if result.get("error"):
         line["error"] = result["error"]["message"][:500]
     try:
-        handle = os.open(context.state.path("audit.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(handle, (json.dumps(line) + "\n").encode("ascii"))
-        finally:
-            os.close(handle)
+        _append(context.state.path("audit.jsonl"), (json.dumps(line) + "\n").encode("ascii"))
     except OSError as error:
         context.wire.event("warning", text="audit line not written: %s" % error)
+
+
+def _append(path, line):
+    """Append a line, on a line of its own also where an earlier one was torn by a full disk or a power cut."""
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        size = os.fstat(handle).st_size
+        if size and os.pread(handle, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        while line:  # a disk that is nearly full takes a part, and refuses the rest
+            line = line[os.write(handle, line) :]
+    finally:
+        os.close(handle)
 
 
 def audit_operation(context):
@@ -46,7 +55,9 @@ def audit_operation(context):
     entries = []
     for line in lines:
         try:
-            entries.append(json.loads(line))
+            entry = json.loads(line)
         except ValueError:
             continue  # a line torn by a power cut
+        if isinstance(entry, dict):
+            entries.append(entry)
     return {"status": "ok", "entries": entries}

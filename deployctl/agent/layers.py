@@ -137,9 +137,10 @@ class Builder:
         reached = self._site.differences_since()
         if reached:
             raise Failure(
-                "%s declares targets but changed the live tree: %s" % (patch["ref"], ", ".join(reached[:10])),
+                "while %s ran, it or somebody else changed the live tree: %s" % (patch["ref"], ", ".join(reached[:10])),
                 kind="undeclared",
-                hint="let it work on its first argument (the staged folder), or remove `targets` to run it live",
+                hint="if the script did: let it work on its first argument (the staged folder), or remove `targets` to run"
+                " it live; if somebody else did: let them finish, then push again",
             )
         self.touched = before
         for path in changed:

@@ -112,7 +112,10 @@ class Transaction:
             raise
         if kept:
             self._displaced = kept
-            self._warnings.append("edits made meanwhile by somebody else were copied to %s" % kept)
+            said = "contents that no release knows were found in the package, and copied to %s" % kept
+            self._warnings.append(said)
+            if isinstance(failure, Failure):
+                failure.message += "\n%s before it was put back" % said
         layers.end_step(self._context, "restore", started)
 
     def planned(self, release):

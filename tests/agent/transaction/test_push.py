@@ -135,6 +135,22 @@ def test_a_patch_that_fails_leaves_the_tree_as_it_was(near, body, kind, words):
     assert "pushed" == perform_push(near, "a/v1", threshold(5))["status"]
 
 
+@pytest.mark.parametrize("ending", ["", "sys.exit(1)\n"])
+def test_somebody_saves_a_file_while_a_staged_script_runs(near, ending):
+    """Who it was cannot be known: the script is not blamed alone, the tree is put back, and the first thing that is
+    said tells where a copy of the file lies."""
+    body = f"edited = pathlib.Path({str(near.package)!r}) / 'srt/worker.py'\nedited.write_text('BY = 1\\n')\n"
+    before = everything(near.package)
+    result = perform_push(near, "a/v1", edit(["srt/args.py"], body + ending))
+    assert (1, "restored") == (result["exit"], result["status"]), result
+    copy = near.root / "state dir/displaced/tx1/srt/worker.py"
+    assert "BY = 1\n" == copy.read_text()
+    assert f"copied to {copy.parents[1]} before it was put back" in result["error"]["message"]
+    assert ending or "it or somebody else changed the live tree: srt/worker.py" in result["error"]["message"]
+    assert str(copy.parents[1]) == result["displaced"]
+    assert before == everything(near.package)
+
+
 def test_diffs_are_strict_and_declared(near):
     """A diff changes, adds and removes files; one that touches a file outside its targets is refused."""
     diff = (

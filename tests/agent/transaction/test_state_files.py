@@ -200,6 +200,10 @@ def test_the_audit_log_survives_a_torn_line(pushed):
         log.write('{"at": 1, "oper')
     assert ["pushed", "pushed"] == [entry["status"] for entry in perform(pushed, "audit")["entries"]]
     assert 1 == len(perform(pushed, "audit", lines=2)["entries"])
+    perform(pushed, "rollback", transaction="x")  # stands on a line of its own, behind the torn one
+    with open(pushed.state / "audit.jsonl", "a", encoding="utf-8") as log:
+        log.write('[1]\n"x"\n7\nnull\n')
+    assert ["pushed", "pushed", "rolled_back"] == [entry["status"] for entry in perform(pushed, "audit")["entries"]]
     (pushed.state / "audit.jsonl").unlink()
     assert [] == perform(pushed, "audit")["entries"]
     (pushed.state / "audit.jsonl").mkdir()
