@@ -96,8 +96,11 @@ def _installed(context, problems):
 
 def _load(state, number):
     """One attempt, with everything that is told of it."""
-    releases.checked(state, ("attempts", number, "spec.json"), _SPEC)
-    return attempts.load(state, number)
+    attempt = attempts.load(state, number)
+    missing = [key for key in _SPEC if key not in attempt] if attempt else []
+    if missing:
+        raise state.damaged("it does not hold %s" % ", ".join(missing), "attempts", number, "spec.json")
+    return attempt
 
 
 def _chosen(known, entry, problems):

@@ -147,7 +147,7 @@ def test_a_damaged_attempt_hides_no_other(serving):
     assert 2 == refused["exit"]
     assert "damaged" in refused["error"]["message"]
     serving.record(2, "spec.json", "{}")
-    assert "it does not hold attempt" in serving.dossier("b")["error"]["message"]
+    assert "damaged" in serving.dossier("b")["error"]["message"]
     assert [] == serving.dossier()["attempts"]
 
 
