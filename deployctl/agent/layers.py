@@ -139,8 +139,8 @@ class Builder:
             raise Failure(
                 "while %s ran, it or somebody else changed the live tree: %s" % (patch["ref"], ", ".join(reached[:10])),
                 kind="undeclared",
-                hint="if the script did: let it work on its first argument (the staged folder), or remove `targets` to run"
-                " it live; if somebody else did: let them finish, then push again",
+                hint="if the script did: let it work on its first argument (the staged folder), or remove `targets` to"
+                " run it live; if somebody else did: let them finish, then push again",
             )
         self.touched = before
         for path in changed:
