@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deployctl.domain import compare
+from deployctl.domain import compare, threshold
 from deployctl.domain.attempt import relaunch_tag
 from deployctl.domain.bench import Level
 from deployctl.domain.compare import Row, Side
@@ -39,6 +39,7 @@ class Comparison:
     phases: tuple[tuple[str, tuple[float | None, ...]], ...]
     warnings: tuple[str, ...]
     next_commands: tuple[str, ...]
+    advice: threshold.Advice | None = None
     patch_diffs: tuple[PatchDiff, ...] | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -71,6 +72,7 @@ class Comparison:
                 if self.sides[0].record and side.record
             ],
             "headlines": list(self.headlines),
+            "threshold": None if self.advice is None else self.advice.as_json(),
             "differences": [
                 {"kind": one.kind, "name": one.name, "values": dict(zip(labels, one.values, strict=True))}
                 for one in self.differences
@@ -142,14 +144,16 @@ def _side(side: Side) -> dict[str, Any]:
 def comparison(sides: Sequence[Side], patch_diffs: Sequence[PatchDiff] | None = None) -> Comparison:
     """Everything that can be said of the sides."""
     records = [side.record for side in sides]
+    advice = threshold.advise(sides)
     return Comparison(
         sides=tuple(sides),
         rows=compare.rows(records),
         headlines=tuple(compare.headlines(sides)),
         differences=tuple(differences(sides)),
         phases=tuple(phases(sides)),
-        warnings=tuple(compare.warnings(sides)),
+        warnings=(*compare.warnings(sides), *(advice.warnings if advice else ())),
         next_commands=tuple(_next_command(side) for side in sides if side.record is None),
+        advice=advice,
         patch_diffs=None if patch_diffs is None else tuple(patch_diffs),
     )
 

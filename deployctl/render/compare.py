@@ -27,6 +27,8 @@ def lines(value: Mapping[str, Any]) -> list[str]:
         shown += ["", *_levels(labels, value)]
     if value["headlines"]:
         shown += ["", *(style(neutral(line), "bold") for line in value["headlines"])]
+    if value["threshold"]:
+        shown += ["", *_threshold(value["threshold"])]
     if value["levels"]:
         shown += ["", *bars(labels, value["levels"])]
     heads = [neutral(label) for label in labels]
@@ -50,6 +52,16 @@ def lines(value: Mapping[str, Any]) -> list[str]:
         shown += [f"  next: {neutral(command)}" for command in value["next"]]
     for one in value.get("patch_diffs") or ():
         shown += ["", *_patch_diff(one)]
+    return shown
+
+
+def _threshold(advice: Mapping[str, Any]) -> list[str]:
+    """Up to how many requests speculation pays, and the flags that say so."""
+    shown = [style(neutral(f"threshold: {advice['reason']}"), "bold")]
+    if advice["flags"]:
+        shown.append(f"  use {' '.join(advice['flags'])}")
+    if advice["next"]:
+        shown.append(f"  next: {neutral(advice['next'])}")
     return shown
 
 

@@ -25,7 +25,7 @@ def load(root: Path, text: str, **settings: str) -> playbook.Playbook:
     return playbook.load(path, hosts_yaml.load(root / "hosts.yaml"), settings)
 
 
-@pytest.mark.parametrize("name", ["ab", "iterate", "baseline", "canary", "recover"])
+@pytest.mark.parametrize("name", ["ab", "find-threshold", "iterate", "baseline", "canary", "recover"])
 def test_the_shipped_playbooks(root, name):
     """Each is valid with the shipped inventory and patches."""
     book = playbook.load(playbook.find(name, root), hosts_yaml.load(root / "hosts.yaml"), {})
@@ -108,7 +108,7 @@ def test_finding_playbooks(root, monkeypatch):
     assert caught.value.hint == "did you mean 'iterate'?"
     with pytest.raises(UsageError) as caught:
         playbook.find("zzz", root)
-    assert caught.value.hint == "playbooks: ab, baseline, canary, iterate, recover"
+    assert caught.value.hint == "playbooks: ab, baseline, canary, find-threshold, iterate, recover"
 
 
 def test_a_file_to_copy(root):
