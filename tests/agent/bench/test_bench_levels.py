@@ -116,3 +116,20 @@ def test_a_level_out_of_time_ends_the_sweep(host):
     assert "1 further levels were not tried" in result["error"]["message"]
     assert result["bench"]["levels"][1]["output_tok_per_s"] is None
     assert [] == host.generators()
+
+
+def test_a_server_that_asks_for_a_key_is_measured(host):
+    """Its key comes from its command line and goes into the generator's environment, not into anybody's `ps`."""
+    seen = []
+
+    def look(event):
+        if event["event"] == "level" and event["state"] == "progress":
+            seen.extend(process.command for process in host.generators())
+
+    assert host.launch("a", "--api-key", "sesame", "--standin-step-ms", "20")["status"] == "ready"
+    args, wire = host.bench_args((1,))
+    wire.on_event = look
+    assert host.ask("bench", wire, **args)["status"] == "complete"
+    assert seen
+    assert not [command for command in seen if "sesame" in command]
+    assert "sesame" not in json.dumps(host.record())
