@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench_env import generator_packages
 from sshd_rig import Sshd, free_port
 
 HERE = Path(__file__).parent
@@ -123,3 +124,13 @@ def engine_host(tmp_path, own_engine, model):
             yield host
         finally:
             host.run("stop")
+
+
+@pytest.fixture
+def generator(engine_python, own_engine):
+    """The engine's environment with what its load generator needs."""
+    packages = generator_packages(engine_python)
+    own = next(own_engine.parent.parent.glob("lib/python*/site-packages"))
+    (own / "zz-bench.pth").write_text(f"{packages}\n")
+    yield
+    (own / "zz-bench.pth").unlink()

@@ -2,9 +2,6 @@
 
 import json
 
-import pytest
-from bench_env import generator_packages
-
 PROMPTS = [
     {"prompt": "The capital of France is a city where people talk"},
     {
@@ -17,16 +14,6 @@ PROMPTS = [
     },
 ]
 SENT, TOKENS = 8, 8
-
-
-@pytest.fixture
-def generator(engine_python, own_engine):
-    """The engine's environment with what its load generator needs."""
-    packages = generator_packages(engine_python)
-    own = next(own_engine.parent.parent.glob("lib/python*/site-packages"))
-    (own / "zz-bench.pth").write_text(f"{packages}\n")
-    yield
-    (own / "zz-bench.pth").unlink()
 
 
 def measure(run, *words):
