@@ -115,9 +115,13 @@ def _joined(report: Report, done: Report, key: str | None) -> Report:
         fields = {**before.fields, key: after.as_json()}
         if after.exit_code == 0:
             return replace(before, fields=fields)
-        return replace(before, status=after.status, exit_code=after.exit_code, error=after.error, fields=fields)
+        error = after.error
+        if error and error["kind"] == "drift":
+            back = f"deployctl rollback --host {after.name} --to {before.fields['kept']['release'] or 'base'}"
+            error = {**error, "hint": f"{back} --dry-run shows the edits; with --force instead it sets them aside"}
+        return replace(before, status=after.status, exit_code=after.exit_code, error=error, fields=fields)
 
-    return replace(done, hosts=tuple(joined(host) for host in report.hosts))
+    return replace(done, command=report.command, hosts=tuple(joined(host) for host in report.hosts))
 
 
 def _start(run: Run, host: Host, kept: Mapping[str, Any], env: Mapping[str, str]) -> HostReport:

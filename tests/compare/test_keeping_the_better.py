@@ -101,7 +101,12 @@ def test_a_tree_that_somebody_edited_keeps_its_server(two):
     (two.boxes[0].package / "srt" / "args.py").write_text("BY = 'hand'\n")
     code, hosts = played(two)
     assert (9, "drift", "drift") == (code, hosts["one"]["status"], hosts["one"]["error"]["kind"])
-    assert "comparison" in hosts["one"]
+    done = two.run("play", str(two.root / "keep.yaml"), "--host", "one")
+    assert 9 == done.returncode
+    assert "base wins at every concurrency, 2.54x at C=8" in done.stdout
+    assert "srt/args.py" in done.stderr
+    assert "hint: deployctl rollback --host one --to base --dry-run shows the edits" in done.stderr
+    assert "serves again" not in done.stdout
     assert [("patched", 1), ("patched", 1)] == [serving(two, "one"), serving(two, "two")]
 
 
