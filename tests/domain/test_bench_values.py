@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployctl.domain import hosts_yaml
 from deployctl.domain.bench import (
     DEFAULT_SWEEP,
     Level,
@@ -254,3 +255,19 @@ def test_ranks_beside_a_rank_that_was_measured_are_no_failures():
     assert [("complete", 0, None), ("rank", 0, None)] == [(one.status, one.exit_code, one.error) for one in both.hosts]
     alone = Report(command="bench", hosts=(other,))
     assert alone == without_ranks(alone)
+
+
+def test_a_profile_names_the_interpreter_of_its_load_generator(tmp_path):
+    """`bench: {python: ...}`; without it there is none of its own; an empty one is told what it is for."""
+    text = "hosts: {h: {}}\nprofiles:\n  p:\n    command: [vllm, serve]\n    args: {port: 8000}\n"
+    path = tmp_path / "hosts.yaml"
+    path.write_text(text)
+    assert hosts_yaml.load(path).profile("p").bench_python is None
+    path.write_text(text + "    bench: {python: ~/bench-env/bin/python}\n")
+    assert "~/bench-env/bin/python" == hosts_yaml.load(path).profile("p").bench_python
+    for wrong, said in (("{}", "names no interpreter"), ("{pyton: x}", "did you mean 'python'")):
+        path.write_text(text + f"    bench: {wrong}\n")
+        with pytest.raises(ConfigError) as told:
+            hosts_yaml.load(path)
+        assert said in f"{told.value.message} {told.value.hint}"
+        assert ":6 profiles.p.bench" in told.value.message
