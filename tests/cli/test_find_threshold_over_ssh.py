@@ -15,17 +15,17 @@ BASELINE = """
       model-path: /models/stand-in
       port: {port}
       standin-load: "0.2"
-      standin-step-ms: "20"
+      standin-step-ms: "60"
     ready: {{url: "http://127.0.0.1:{port}/health", timeout: 40s}}
     smoke: {{prompt: "The capital of France is", max_tokens: 16}}
 """
-# The stand-in drafts for nothing. On a GPU drafting costs more the more requests there are: 4 ms for each here.
+# The stand-in drafts for nothing. On a GPU drafting costs more the more requests there are: 8 ms for each here.
 COSTS = (
     ('MARK = "v3"', 'MARK = "v4"'),
     ("\nfrom sglang.srt.utils import log\n", "\nfrom sglang.srt.utils import log\nimport time\n"),
     (
         "                return self.forward_root_only(batch)\n",
-        "                return self.forward_root_only(batch)\n            time.sleep(0.004 * batch.batch_size())\n",
+        "                return self.forward_root_only(batch)\n            time.sleep(0.008 * batch.batch_size())\n",
     ),
     ('NEW_FIELD = "', r'NEW_FIELD = "    speculative_resume_batch_threshold: Optional[int] = None\n" "'),
     (
@@ -40,7 +40,7 @@ def rig(tmp_path):
     with Rig(tmp_path, load_s=0.2) as rig:
         (rig.work / "own.jsonl").write_text(PROMPTS)
         hosts = rig.work / "hosts.yaml"
-        text = hosts.read_text().replace('standin-load: "0.2"', 'standin-load: "0.2"\n      standin-step-ms: "20"')
+        text = hosts.read_text().replace('standin-load: "0.2"', 'standin-load: "0.2"\n      standin-step-ms: "60"')
         hosts.write_text(text + BASELINE.format(port=rig.server_port).lstrip("\n"))
         (rig.work / "playbooks").mkdir(exist_ok=True)
         shutil.copy(PROJECT / "playbooks" / "find-threshold.yaml", rig.work / "playbooks")
