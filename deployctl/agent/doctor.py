@@ -69,6 +69,13 @@ def doctor(context):
 def _package(context):
     found = package.locate(context)
     detail = "%s %s (%s) in %s" % (found.name, found.version, found.kind, found.directory)
+    try:
+        release = releases.current(context.state)
+    except Failure:
+        release = None  # that it is damaged is said by the check of the journal
+    reason = package.hidden(context, release) if release is not None else None
+    if reason:
+        return False, reason, "move that folder away, or rename it: it hides the package that was pushed to"
     if found.warnings:
         detail += "; " + "; ".join(found.warnings)
     locked = next((folder for folder, _, _ in os.walk(found.directory) if not os.access(folder, os.W_OK)), None)
@@ -123,6 +130,8 @@ def _journal(context):
     entry = context.state.read_json("journal.json")
     if entry is None:
         now = releases.current(context.state)
+        if now is not None:
+            releases.expected(context.state, now)  # says what of it is damaged
         return True, "release %d" % now["number"] if now else "nothing was pushed yet", ""
     found = lock.current_holder(context.state)
     if found or context.state.read_json("journal.json") != entry:

@@ -125,13 +125,12 @@ def _check_package(context, argv, cwd):
     runs_package = argv[0] == python and "-m" in argv[:-1] and argv[argv.index("-m") + 1].split(".")[0] == name
     if release is None or not runs_package:
         return
-    found = package.imported_from(context, cwd, (context.args.get("env") or {}).get("PYTHONPATH") or "")
-    if found != release["package_dir"]:
+    reason = package.hidden(context, release, cwd, (context.args.get("env") or {}).get("PYTHONPATH") or "")
+    if reason:
         raise Failure(
-            "the server would import %s from %s; release %d of it is in %s"
-            % (name, found, release["number"], release["package_dir"]),
+            reason,
             kind="other-package",
-            hint="move %s away, or rename it: it hides the package that was pushed to" % found,
+            hint="move that folder away, or rename it: it hides the package that was pushed to",
             exit_code=EXIT_USAGE,
         )
 

@@ -78,6 +78,29 @@ def imported_from(context, cwd, python_path=""):
     return os.path.realpath(_where(context, cwd, python_path.split(os.pathsep))[2])
 
 
+def hidden(context, release, cwd="", python_path=""):
+    """Why a server would not run a release: a sentence that names the package it would import instead, or None.
+
+    Args:
+        context: Of the operation.
+        release: The current release.
+        cwd, python_path: As for `imported_from`; the home where no `cwd` is given.
+
+    Raises:
+        Failure: As `locate`.
+    """
+    found = imported_from(context, cwd or os.path.expanduser("~"), python_path)
+    if found == release["package_dir"]:
+        return None
+    name = context.host.get("package") or "sglang"
+    return "a server would import %s from %s; release %d of it is in %s" % (
+        name,
+        found,
+        release["number"],
+        release["package_dir"],
+    )
+
+
 # -- where it is -----------------------------------------------------------------------------------------------------
 
 

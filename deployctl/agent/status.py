@@ -1,25 +1,28 @@
 """What runs here, at which release, and whether anybody has edited it. A part that fails is said in its place."""
 
-from . import attempts, crash, gpu, health, lock, phases, processes, releases, site, tree
-from .failure import EXIT_CRASHED, EXIT_DRIFT
+from . import attempts, crash, gpu, health, lock, package, phases, processes, releases, site, tree
+from .failure import EXIT_CRASHED, EXIT_DRIFT, EXIT_NEEDS_RECOVERY
 
 _PROBE_S = 3.0
 
 
 def status(context):
-    """Everything of the contract's `status`; with `check` a drifted tree or a crashed newest attempt sets the exit."""
+    """Everything of the contract's `status`; with `check` a state that no push can work with, a drifted tree, or a
+    crashed newest attempt sets the exit.
+    """
     result: dict = {"status": "ok", "problems": []}
-    busy = _part(result, lambda: lock.reading(context))
+    broken: list = []
+    busy = _part(result, lambda: lock.reading(context), broken)
     result["push_in_progress"] = busy
     result["hold"] = _part(result, lambda: context.state.read_json("hold.json"))
-    release = _part(result, lambda: releases.current(context.state))
+    release = _part(result, lambda: releases.current(context.state), broken)
     result["release"] = release["number"] if release else None
     result["patches"] = releases.references(release) if release else []
     result["version"] = release["version"] if release else None
     result["package_dir"] = release["package_dir"] if release else None
     result["drift"] = []
     if release is not None and not busy:
-        result["drift"] = _part(result, lambda: _drift(context, release)) or []
+        result["drift"] = _part(result, lambda: _drift(context, release), broken) or []
     result["drift_summary"] = site.drift_words(release["number"], result["drift"]) if result["drift"] else ""
     numbers = _part(result, lambda: attempts.numbers(context.state)) or []
     # Each by itself: one damaged record must not hide a server that runs.
@@ -32,10 +35,19 @@ def status(context):
     result["attempt"] = summary
     found = _part(result, lambda: gpu.report(context)) or {}
     result["gpus"] = found.get("gpus", [])
+    hidden = _part(result, lambda: package.hidden(context, release)) if release is not None else None
+    if hidden:
+        result["problems"].append(hidden)
     result["holders"] = found.get("holders", [])
     result["tools"] = found.get("tools", {})
     if context.args.get("check"):
-        if result["drift"]:
+        if broken:
+            result["exit"] = EXIT_NEEDS_RECOVERY
+            result["error"] = _error(broken[0].kind, broken[0].message, broken[0].hint)
+        elif hidden:
+            result["exit"] = EXIT_DRIFT
+            result["error"] = _error("other-package", hidden, "move that folder away, or rename it; deployctl doctor")
+        elif result["drift"]:
             result["exit"] = EXIT_DRIFT
             result["error"] = _error(
                 "drift",
@@ -62,9 +74,11 @@ def _error(kind, message, hint):
     return {"kind": kind, "message": message, "hint": hint}
 
 
-def _part(result, read):
+def _part(result, read, broken=None):
     try:
         return read()
+        if broken is not None and getattr(error, "exit_code", None) == EXIT_NEEDS_RECOVERY:
+            broken.append(error)
     except Exception as error:
         # Whatever it is: the other parts are wanted all the more when one is broken.
         result["problems"].append(getattr(error, "message", None) or "%s: %s" % (type(error).__name__, error))
