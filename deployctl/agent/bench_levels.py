@@ -241,6 +241,10 @@ class Levels:
         elif summary["completed"] != sent:
             first = ": %s" % summary["errors"][0] if summary["errors"] else ""
             problem = "%d of %d requests failed%s" % (sent - summary["completed"], sent, first)
+            if summary["tried"] < sent and not first:
+                problem = "%s sent %d of %d requests" % (self.generator.name, summary["tried"], sent)
+                problem += ": it leaves out prompts of less than two tokens" if self.generator.renders else ""
+        summary.pop("tried", None)
         if problem and self._dies():
             return None
         return dict(

@@ -136,6 +136,7 @@ class SglangBench:
         tpots = [(end - first) / (n - 1) for end, first, n in zip(ends, ttfts, lengths) if n > 1]
         every_gap = [gap for gaps in itls for gap in gaps]
         summary = {
+            "tried": len(found["errors"]),
             "completed": completed,
             "errors": distinct(errors),
             "duration_s": number_or_none(found.get("duration")),
@@ -232,6 +233,7 @@ class GuideLlm:
 
         written = total("output_token_count")
         return {
+            "tried": completed + int(totals["errored"]) + int(totals.get("incomplete") or 0),
             "completed": completed,
             "errors": distinct([str(failure.get("error") or "no reason given") for failure in failures]),
             "duration_s": duration_s,

@@ -133,3 +133,12 @@ def test_a_server_that_asks_for_a_key_is_measured(host):
     assert seen
     assert not [command for command in seen if "sesame" in command]
     assert "sesame" not in json.dumps(host.record())
+
+
+def test_prompts_that_the_generator_leaves_out_are_missed(host):
+    """Fewer were sent than asked for, and none failed: the level is no good, and says why."""
+    assert host.launch("a")["status"] == "ready"
+    result = host.bench((1,), prompts=[{"prompt": "one two"}, {"messages": [{"role": "user", "content": "word"}]}])
+    assert ("failed", 7) == (result["status"], result["exit"])
+    assert "sglang.bench_serving sent 3 of 6 requests" in result["error"]["message"]
+    assert "tried" not in result["bench"]["levels"][0]

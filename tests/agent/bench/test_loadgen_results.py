@@ -45,7 +45,7 @@ def read(tmp_path, result, generator=None):
 def test_what_the_generator_tells_is_taken_and_the_rest_is_computed(tmp_path):
     """The last line counts; a percentile that is not given comes from the requests that succeeded."""
     found = read(tmp_path, RESULT)
-    assert (2, ["ConnectionResetError: cut"]) == (found["completed"], found["errors"])
+    assert (3, 2, ["ConnectionResetError: cut"]) == (found["tried"], found["completed"], found["errors"])
     assert (2.0, 20, 6, 3.0, 1.0, None) == tuple(
         found[name]
         for name in (
