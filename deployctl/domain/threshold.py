@@ -343,7 +343,11 @@ def _version_of(side: Side) -> Version | None:
 
 
 def _next_command(chosen: Side, sides: Sequence[Side], patch: str | None, flags: Sequence[str]) -> str | None:
-    """How to serve with the threshold: the patch first, unless a server has taken the flag with the same patches."""
+    """How to serve with the threshold: the patch first, unless a server has taken the flag with the same patches.
+
+    What the attempt was started with beyond its profile is not known here, but for the bound that matters: given twice
+    it is the same.
+    """
     attempt, where = chosen.attempt, f" --host {shlex.quote(chosen.host)}"
     taken = any(
         side.attempt["patches"] == attempt["patches"] and math.isfinite(_reach(side))
@@ -351,7 +355,9 @@ def _next_command(chosen: Side, sides: Sequence[Side], patch: str | None, flags:
         if side.record and _said(side, "speculative_algorithm")
     )
     launch = f"deployctl launch{where} --profile {attempt['profile']} --log-tag {relaunch_tag(attempt['log_tag'], [])}"
-    launch += f" --replace -- {' '.join(flags)}"
+    most = options_of(attempt["argv"])[1].get("max-running-requests")
+    bound = [] if most is None else ["--max-running-requests", most]
+    launch += f" --replace -- {shlex.join([*bound, *flags])}"
     if taken or (patch is not None and patch in attempt["patches"]):
         return launch
     return None if patch is None else f"deployctl push{where} --patch {patch} && {launch}"

@@ -75,6 +75,7 @@ def test_the_threshold_is_found_and_its_command_serves_with_it(rig):
     assert [] == [text for text in compared["warnings"] if text.startswith("threshold:")]
     program, *command = shlex.split(found["next"])
     assert ("deployctl", "launch") == (program, command[0])
+    assert ["--max-running-requests", "64"] == command[command.index("--") + 1 :][:2]
     done = rig.run(*command)
     assert 0 == done.returncode, done.stderr
     server = rig.host("status")["server"]

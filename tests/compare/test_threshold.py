@@ -46,9 +46,8 @@ def test_curves_that_cross():
     )
     flags = "--speculative-disable-batch-threshold 22 --speculative-resume-batch-threshold 20"
     assert flags == " ".join(advice.flags)
-    assert f"deployctl launch --host gpu-1 --profile eagle3 --log-tag spec-r1 --replace -- {flags}" == (
-        advice.next_command
-    )
+    launch = "deployctl launch --host gpu-1 --profile eagle3 --log-tag spec-r1 --replace --"
+    assert f"{launch} --max-running-requests 64 {flags}" == advice.next_command
     assert () == advice.warnings
 
 
@@ -187,6 +186,8 @@ def test_levels_that_measure_a_queue_do_not_count():
     advice = pair(spec, other, OFF, {**SPEC, "max_running_requests": 48}, argv=SET[:3])
     assert ("always", [1, 32]) == (advice.verdict, [point.concurrency for point in advice.points])
     queue, default = advice.warnings
+    crossed = pair({1: 200, 8: 50}, {1: 100, 8: 100}, OFF, SPEC, argv=SET[:3])
+    assert " --replace -- --speculative-disable-batch-threshold" in crossed.next_command
     assert "spec does not run 64 requests at once" in queue
     assert "without --max-running-requests, which the engine makes 48 under speculation" in default
     advice = pair(spec, other, {**OFF, "max_running_requests": 16}, SPEC)
