@@ -35,11 +35,11 @@ def status(context):
     result["attempt"] = summary
     found = _part(result, lambda: gpu.report(context)) or {}
     result["gpus"] = found.get("gpus", [])
+    result["holders"] = found.get("holders", [])
+    result["tools"] = found.get("tools", {})
     hidden = _part(result, lambda: package.hidden(context, release)) if release is not None else None
     if hidden:
         result["problems"].append(hidden)
-    result["holders"] = found.get("holders", [])
-    result["tools"] = found.get("tools", {})
     if context.args.get("check"):
         if broken:
             result["exit"] = EXIT_NEEDS_RECOVERY
@@ -77,10 +77,10 @@ def _error(kind, message, hint):
 def _part(result, read, broken=None):
     try:
         return read()
-        if broken is not None and getattr(error, "exit_code", None) == EXIT_NEEDS_RECOVERY:
-            broken.append(error)
     except Exception as error:
         # Whatever it is: the other parts are wanted all the more when one is broken.
+        if broken is not None and getattr(error, "exit_code", None) == EXIT_NEEDS_RECOVERY:
+            broken.append(error)
         result["problems"].append(getattr(error, "message", None) or "%s: %s" % (type(error).__name__, error))
         return None
 
