@@ -9,7 +9,7 @@ import itertools
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -45,6 +45,22 @@ class Point:
     against: str
 
 
+@dataclass(frozen=True, slots=True)
+class WhileOff:
+    """Throughput of an attempt where it is switched off over that of one without speculation: from and to."""
+
+    attempt: str
+    against: str
+    lowest: float
+    highest: float
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        ratios = dict.fromkeys(f"{ratio:.2f}x" for ratio in (self.lowest, self.highest))
+        return f"where {self.attempt} is off it reaches {' to '.join(ratios)} of {self.against}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """What to do with speculation.
@@ -57,6 +73,7 @@ class Advice:
         flags: Arguments of the server that say so.
         points: What that follows from.
         reason: In a sentence.
+        while_off: What is left of a server without speculation where it is switched off, if both were measured.
         warnings: What makes it less certain.
         next_command: What to type next, if anything.
     """
@@ -68,6 +85,7 @@ class Advice:
     flags: tuple[str, ...] = ()
     points: tuple[Point, ...] = ()
     reason: str
+    while_off: WhileOff | None = None
     warnings: tuple[str, ...] = ()
     next_command: str | None = None
 
@@ -84,6 +102,7 @@ class Advice:
                 for point in self.points
             ],
             "reason": self.reason,
+            "while_off": None if self.while_off is None else asdict(self.while_off),
             "next": self.next_command,
         }
 
@@ -139,7 +158,7 @@ def advise(sides: Sequence[Side]) -> Advice | None:
         return _never(chosen, points, warnings)
     if not any(point.ratio < 1 and not is_even(point.ratio) for point in points[count:]):
         return _always(chosen, points, most, warnings)
-    return _threshold(chosen, sides, points, count, warnings)
+    return _threshold(chosen, others, points, count, warnings)
 
 
 # -- who speculates ----------------------------------------------------------------------------------------------------
@@ -216,6 +235,27 @@ def _points(chosen: Side, reach: float, others: Sequence[tuple[Side, float]]) ->
             side, speed = min(able, key=lambda pair: _rank(chosen, pair[0]))
             found.append(Point(concurrency, level.output_tok_per_s / speed, side.label))
     return found, queued
+
+
+def _while_off(chosen: Side, limit: int, others: Sequence[tuple[Side, float]]) -> WhileOff | None:
+    """What is left of a server without speculation, at the levels above the limit."""
+    plain = [side for side, _ in others if not _said(side, "speculative_algorithm")]
+    dynamic = [(side, reach) for side, reach in others if _said(side, "speculative_algorithm")]
+    for side, reach in dynamic:
+        for base in sorted(plain, key=lambda one: _rank(chosen, one)):
+            assert side.record is not None
+            assert base.record is not None
+            ratios = [
+                level.output_tok_per_s / other.output_tok_per_s
+                for concurrency, level in side.record.measured.items()
+                if max(limit, reach) < concurrency <= min(_most_at_once(side), _most_at_once(base))
+                and (other := base.record.measured.get(concurrency))
+                and level.output_tok_per_s
+                and other.output_tok_per_s
+            ]
+            if ratios:
+                return WhileOff(side.label, base.label, min(ratios), max(ratios))
+    return None
 
 
 def _rank(chosen: Side, side: Side) -> tuple[bool, bool]:
@@ -298,7 +338,7 @@ def _always(chosen: Side, points: Sequence[Point], reach: float, warnings: Seque
 
 
 def _threshold(
-    chosen: Side, sides: Sequence[Side], points: Sequence[Point], count: int, warnings: Sequence[str]
+    chosen: Side, others: Sequence[tuple[Side, float]], points: Sequence[Point], count: int, warnings: Sequence[str]
 ) -> Advice:
     last, first = points[count - 1], points[count]
     # The crossing is rounded down, but never out of the interval: exp(log(x)) may be a little less than x.
@@ -311,7 +351,7 @@ def _threshold(
     )
     resume = resume_of(limit) if has_resume else None
     flags = [FLAG, str(limit)] + ([] if resume is None else [RESUME_FLAG, str(resume)])
-    command = _next_command(chosen, sides, patch, flags)
+    command = _next_command(chosen, [chosen, *(side for side, _ in others)], patch, flags)
     found = list(warnings)
     if version and version >= Version("0.5.14"):
         found.append(
@@ -321,6 +361,7 @@ def _threshold(
     if command is None:
         found.append(f"threshold: no shipped patch gives engine {version or 'of unknown version'} {FLAG}")
     reason = f"speculation ({chosen.label}) pays up to about {at} requests at once: {_at(last)}, {_at(first)}"
+    while_off = _while_off(chosen, at, others)
     return Advice(
         speculative=chosen.label,
         verdict=THRESHOLD,
@@ -328,7 +369,8 @@ def _threshold(
         resume=resume,
         flags=tuple(flags),
         points=tuple(points),
-        reason=reason,
+        reason=reason if while_off is None else f"{reason}; {while_off.sentence}",
+        while_off=while_off,
         warnings=tuple(found),
         next_command=command,
     )
@@ -352,7 +394,7 @@ def _next_command(chosen: Side, sides: Sequence[Side], patch: str | None, flags:
     taken = any(
         side.attempt["patches"] == attempt["patches"] and math.isfinite(_reach(side))
         for side in sides
-        if side.record and _said(side, "speculative_algorithm")
+        if _said(side, "speculative_algorithm")
     )
     launch = f"deployctl launch{where} --profile {attempt['profile']} --log-tag {relaunch_tag(attempt['log_tag'], [])}"
     most = options_of(attempt["argv"])[1].get("max-running-requests")

@@ -95,6 +95,23 @@ def test_the_resume_leaves_room(limit):
     assert limit - resume <= max(1, limit / 8)
 
 
+@pytest.mark.parametrize("concurrency", range(2, 64))
+def test_a_level_that_is_just_ahead_is_below_the_limit(concurrency):
+    """However the logarithms are rounded, the limit is no lower than a level at which speculation is ahead, and lower
+    than one at which it is not."""
+    spec = {1: 200, concurrency: math.nextafter(100, 101), 64: 1}
+    assert concurrency == pair(spec, dict.fromkeys(spec, 100)).limit
+    spec[concurrency] = 100
+    assert concurrency - 1 == pair(spec, dict.fromkeys(spec, 100)).limit
+
+
+def test_of_thresholds_that_are_as_good_the_lowest():
+    """A level at which it makes no difference needs no drafting."""
+    assert [0, 0, 1, 3] == [
+        threshold.best_prefix(ratios) for ratios in ([], [1.0, 1.0], [2.0, 1.0, 1.0, 0.5], [2.0, 0.5, 2.5])
+    ]
+
+
 def test_noise_moves_no_threshold():
     """One level that is out of line does not end speculation at 2, nor carry it to 64."""
     other = dict.fromkeys((1, 2, 4, 8, 16, 32, 64), 100)
@@ -165,6 +182,23 @@ def test_what_is_switched_off_goes_before_what_has_no_speculation():
         advice = threshold.advise(told)
         assert (against, "spec") == ([point.against for point in advice.points], advice.speculative)
         assert [] == [text for text in advice.warnings if "no speculation at all" in text]
+
+
+def test_of_two_that_speculate_always_nothing_is_advised():
+    """There is no saying which of them is meant."""
+    plain, spec = one(1, "base", {1: 100, 8: 100}, PLAIN), {1: 200, 8: 50}
+    assert None is threshold.advise(sides(plain, one(2, "a", spec, SPEC), one(3, "b", spec, SPEC)))
+
+
+def test_what_is_left_where_it_is_off():
+    """Against the server without speculation, above the threshold: who serves many all day should know."""
+    off, spec = {1: 80, 8: 95, 16: 90, 32: 85}, {1: 200, 8: 50, 16: 40, 32: 30}
+    told = [one(1, "base", dict.fromkeys(off, 100), PLAIN), one(2, "off", off, OFF), one(3, "spec", spec, SPEC)]
+    advice = threshold.advise(sides(*told))
+    assert ("off", "base", 0.85, 0.95) == tuple(advice.as_json()["while_off"].values())
+    assert advice.reason.endswith("; where off is off it reaches 0.85x to 0.95x of base")
+    assert None is threshold.advise(sides(*told[1:])).while_off
+    assert None is threshold.advise(sides(told[0], told[2])).as_json()["while_off"]
 
 
 def test_a_server_that_does_not_tell_is_known_by_its_command_line():
@@ -242,6 +276,14 @@ def test_the_patch_that_this_engine_needs(version, patches, flags, command):
     else:
         assert advice.next_command.startswith(f"deployctl {command}")
     assert (version == "0.5.18") == any("rounds a batch up" in text for text in advice.warnings if "0.5.13" != version)
+
+
+@pytest.mark.parametrize(("patches", "command"), [(["own/v1"], "launch"), (["else/v1"], "push")])
+def test_patches_whose_server_took_the_flag_need_no_other(patches, command):
+    """Whatever they are called: with the same patches the flag is known. With others that says nothing."""
+    off = one(1, "off", {1: 100, 8: 100}, OFF, patches=["own/v1"])
+    advice = threshold.advise(sides(off, one(2, "spec", {1: 200, 8: 50}, SPEC, patches=patches)))
+    assert command == advice.next_command.split()[1]
 
 
 def test_each_data_parallel_scheduler_has_a_batch_of_its_own():
