@@ -299,7 +299,8 @@ def lock_operation(context):
         if others and not (action == "release" and context.args.get("force")):
             raise _held(hold)
         if action == "acquire":
-            hold = {"operator": context.operator, "message": context.args.get("message") or "", "since": time.time()}
+            message = " ".join((context.args.get("message") or "").split())  # shown in lists of one line each
+            hold = {"operator": context.operator, "message": message, "since": time.time()}
             context.state.write_json(hold, "hold.json")
             result: dict = {"status": "held", "hold": hold}
         elif hold is None:

@@ -38,6 +38,11 @@ OPERATIONS = {
 }
 
 
+def one_line(text):
+    """Words of a user's that are shown in lists of one line each: a line break in them would forge another entry."""
+    return " ".join((text or "").split())
+
+
 class Context:
     """What an operation works with.
 
@@ -56,9 +61,9 @@ class Context:
         self.operation = request["op"]
         self.args = request.get("args") or {}
         self.host = request.get("host") or {}
-        self.operator = request.get("operator") or "unknown"
+        self.operator = one_line(request.get("operator")) or "unknown"
         self.run_id = request.get("run_id") or ""
-        self.command = request.get("command") or self.operation
+        self.command = one_line(request.get("command")) or self.operation
         self.wire = wire
         self.sources = sources
         self.server_path = server_path

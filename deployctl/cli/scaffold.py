@@ -1,5 +1,6 @@
 """`init`: the files that a new project begins with."""
 
+import os
 from pathlib import Path
 
 from deployctl.errors import UsageError
@@ -70,6 +71,11 @@ def scaffold(folder: Path) -> list[str]:
     Raises:
         UsageError: The folder cannot be written.
     """
+    for name in _FILES:  # all or nothing: half a scaffold would be taken for a whole one
+        above = next(place for place in (folder / name).parents if place.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            reason = "Permission denied" if above.is_dir() else f"{above} is no folder"
+            raise UsageError(f"cannot write {folder / name}: {reason}", hint="move it away, or init in another folder")
     made = []
     for name, content in _FILES.items():
         path = folder / name

@@ -36,7 +36,22 @@ Config = Annotated[
     ),
 ]
 AttemptNumber = Annotated[int | None, typer.Option("--attempt", help="This attempt instead of the newest.")]
-AttemptTag = Annotated[str | None, typer.Option("--log-tag", "-t", help="The newest attempt with this tag.")]
+
+
+def _tag(value: str | None) -> str | None:
+    """A log tag, refused before anything is contacted where it cannot name a log."""
+    from deployctl.domain.attempt import check_log_tag
+    from deployctl.errors import UsageError
+
+    try:
+        return None if value is None else check_log_tag(value)
+    except UsageError as error:
+        raise typer.BadParameter(f"{error.message}: {error.hint}") from error
+
+
+AttemptTag = Annotated[
+    str | None, typer.Option("--log-tag", "-t", help="The newest attempt with this tag.", callback=_tag)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every step and what scripts print.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]

@@ -51,3 +51,25 @@ def test_every_command_is_listed_and_explains_itself_with_an_example(tmp_path):
     loaded = {line.rpartition("|")[2].strip() for line in imports.splitlines()}
     assert "deployctl.cli.app" in loaded
     assert [] == [name for name in heavy if name in loaded]
+
+
+@pytest.mark.parametrize("command", ["logs", "bench"])
+@pytest.mark.parametrize("tag", ["../x", ".hidden", "-x", "a b", "x" * 65, ""])
+def test_a_tag_that_can_name_no_log_is_a_usage_error(tmp_path, command, tag):
+    """Refused before any host is asked for it."""
+    told = json.loads(deployctl(command, "--json", f"--log-tag={tag}", folder=tmp_path).stdout)
+    assert ("usage", True) == (told["error"]["kind"], f"log tag {tag!r} cannot name a log" in told["error"]["message"])
+
+
+@pytest.mark.parametrize("name", ["patches", "playbooks", "patches/example"])
+def test_init_writes_all_or_nothing(tmp_path, name):
+    """A file where a folder should be: named, and no half of a project is left."""
+    blocked = tmp_path / name
+    blocked.parent.mkdir(exist_ok=True)
+    blocked.write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    result = deployctl("init", folder=tmp_path)
+    assert (2, True) == (result.returncode, f"{name} is no folder" in result.stderr)
+    assert before == sorted(tmp_path.rglob("*"))
+    blocked.unlink()
+    assert 0 == deployctl("init", folder=tmp_path).returncode

@@ -320,6 +320,15 @@ def test_a_manual_hold(near):
     )
 
 
+def test_names_and_messages_are_one_line(near):
+    """A line break in an operator, a command or a message would look like another entry of the audit log."""
+    near.operator = "ann\nben@example.org  pushed\r\n"
+    shown = perform(near, "lock", action="acquire", message="mine\nroot  released\tnow ")["hold"]
+    assert ("ann ben@example.org pushed", "mine root released now") == (shown["operator"], shown["message"])
+    assert "pushed" == perform_push(near, "a/v1", threshold(5))["status"]  # they are still the holder
+    assert {"ann ben@example.org pushed"} == {entry["operator"] for entry in perform(near, "audit")["entries"]}
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7300, "2 h"), (200_000, "2 d")]
 )
