@@ -31,7 +31,7 @@ def curves(results: Mapping[str, Any]) -> dict[str, dict[int, float]]:
         ValueError: The stage `speed` was not run.
     """
     found = {
-        key.removeprefix("a-"): {int(level): measured["best_tokens_per_s"] for level, measured in levels.items()}
+        key.removeprefix("a-"): {int(level): measured["median_tokens_per_s"] for level, measured in levels.items()}
         for key, levels in results.get("stages", {}).get("speed", {}).items()
         if key.startswith("a-")
     }

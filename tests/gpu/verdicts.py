@@ -1,10 +1,11 @@
 """What must hold: criteria over the numbers of the stages. Pure."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-Sweeps = Mapping[str, Mapping[int, float]]  # arm -> concurrency -> tokens/s
+Sweeps = Mapping[str, Mapping[int, Sequence[float]]]  # arm -> concurrency -> tokens/s of each round
 
 PASS, FAIL, NOT_RUN, REPORT = "PASS", "FAIL", "NOT RUN", "REPORT"
 
@@ -63,11 +64,16 @@ def reported(stage: str, what: str, value: Any, note: str = "") -> Verdict:
     return Verdict(stage, what, NOT_RUN if value is None else REPORT, value, "", note)
 
 
-def at_least(stage: str, what: str, value: float | None, floor: float, goal: float | None = None) -> Verdict:
-    """A floor, and a goal above it that is only reported."""
-    note = ""
+def at_least(
+    stage: str, what: str, value: float | None, floor: float, goal: float | None = None, spread: Sequence[float] = ()
+) -> Verdict:
+    """A floor, a goal above it that is only reported, and the values that `value` stands for."""
+    notes = []
     if goal is not None and value is not None:
-        note = f"goal {goal:.2f} {'reached' if value >= goal else 'missed'}"
+        notes.append(f"goal {goal:.2f} {'reached' if value >= goal else 'missed'}")
+    if len(spread) > 1:
+        notes.append(f"{min(spread):.3f} to {max(spread):.3f} in {len(spread)} rounds")
+    note = ", ".join(notes)
     rounded = None if value is None else round(value, 4)
     return judge(stage, what, rounded, holds=None if value is None else value >= floor, wanted=f">= {floor}", note=note)
 
@@ -79,9 +85,18 @@ def at_most(stage: str, what: str, value: float | None, most: float) -> Verdict:
 
 
 def ratio(sweeps: Sweeps, arm: str, against: str, concurrency: int) -> float | None:
-    """tokens/s of one arm over another's, or None where either was not measured."""
-    one, other = sweeps.get(arm, {}).get(concurrency), sweeps.get(against, {}).get(concurrency)
-    return one / other if one and other else None
+    """tokens/s of one arm over another's: the median over the rounds, in each of which both were measured.
+
+    None where no round has both. A machine that slows down for some seconds slows both arms of a round.
+    """
+    rounds = paired(sweeps, arm, against, concurrency)
+    return statistics.median(rounds) if rounds else None
+
+
+def paired(sweeps: Sweeps, arm: str, against: str, concurrency: int) -> list[float]:
+    """The ratio of each round."""
+    one, other = sweeps.get(arm, {}).get(concurrency, ()), sweeps.get(against, {}).get(concurrency, ())
+    return [first / second for first, second in zip(one, other, strict=False) if first and second]
 
 
 def ratio_rows(sweeps: Sweeps, levels: Sequence[int]) -> list[dict[str, Any]]:
@@ -95,7 +110,14 @@ def ratio_rows(sweeps: Sweeps, levels: Sequence[int]) -> list[dict[str, Any]]:
 def speed_verdicts(sweeps: Sweeps) -> list[Verdict]:
     """The floors of throughput with speculation off (above the threshold) and on (below)."""
     return [
-        at_least("speed", f"{arm} / {against} at {level}", ratio(sweeps, arm, against, level), floor, goal)
+        at_least(
+            "speed",
+            f"{arm} / {against} at {level}",
+            ratio(sweeps, arm, against, level),
+            floor,
+            goal,
+            spread=paired(sweeps, arm, against, level),
+        )
         for arm, against, levels, floor, goal in (*OFF_FLOORS, *ON_FLOORS)
         for level in levels
     ]

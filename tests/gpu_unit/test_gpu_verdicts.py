@@ -6,7 +6,7 @@ from tests.gpu import tables, verdicts
 from tests.gpu.stages.features import logprob_differences, part_by_a_tie, stopped_rightly
 from tests.gpu.stages.grammars import follows
 
-GOOD = {
+MEDIANS = {
     "base-no-overlap": {1: 332, 4: 1285, 10: 3045, 32: 8000, 64: 13000},
     "base": {1: 362, 4: 1419, 10: 3394, 32: 9000, 64: 15000},
     "v1": {1: 485, 4: 1722, 10: 3521, 32: 6879, 64: 8186},
@@ -16,8 +16,21 @@ GOOD = {
 }
 
 
+GOOD = {arm: {level: (value,) for level, value in levels.items()} for arm, levels in MEDIANS.items()}
+
+
+def test_a_ratio_is_that_of_rounds_and_not_of_bests():
+    """A slow spell meets both arms of a round; the best of one arm is not held against another's worst."""
+    sweeps = {"a": {1: (100.0, 50.0, 104.0)}, "b": {1: (100.0, 52.0, 100.0, 400.0)}}
+    assert [1.0, 50 / 52, 1.04] == verdicts.paired(sweeps, "a", "b", 1)
+    assert 1.0 == verdicts.ratio(sweeps, "a", "b", 1)
+    assert verdicts.ratio(sweeps, "a", "b", 2) is None
+    made = verdicts.at_least("speed", "a / b", 1.0, 0.9, 0.97, spread=(0.96, 1.0, 1.04))
+    assert "goal 0.97 reached, 0.960 to 1.040 in 3 rounds" == made.note
+
+
 def _with(arm, level, value):
-    return {**GOOD, arm: {**GOOD[arm], level: value}}
+    return {**GOOD, arm: {**GOOD[arm], level: (value,)}}
 
 
 def test_all_floors_hold_for_good_numbers():
@@ -47,7 +60,7 @@ def test_each_floor_can_fail(arm, level, value, failing):
 
 def test_what_was_not_measured_is_not_run():
     """Neither a pass nor a failure, for both sides of a ratio."""
-    made = verdicts.speed_verdicts({"v1-dynamic": {32: 7700}, "base-no-overlap": {64: 13000}})
+    made = verdicts.speed_verdicts({"v1-dynamic": {32: (7700,)}, "base-no-overlap": {64: (13000,)}})
     assert {verdicts.NOT_RUN} == {verdict.outcome for verdict in made}
 
 
@@ -136,7 +149,7 @@ def test_tables_show_every_verdict_and_read_results_that_were_json():
         "errors": [],
         "stages": {
             "speed": {
-                "a-base": {"1": {"best_tokens_per_s": 362.0, "accept_length": None}},
+                "a-base": {"1": {"median_tokens_per_s": 362.0, "accept_length": None}},
                 "ratios": verdicts.ratio_rows(GOOD, [1]),
             }
         },

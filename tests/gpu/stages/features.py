@@ -1,6 +1,7 @@
 """What requests may ask for besides greedy text, with speculation off and across both switches."""
 
 import asyncio
+import itertools
 import uuid
 from typing import Any
 
@@ -15,11 +16,12 @@ from .crowd import SETTLE_S, crowd
 
 REFERENCE = "b-base-no-overlap"
 TESTED = ("b-v1-dynamic", "b-v2-dynamic")
-NEEDS = (REFERENCE, *TESTED, "b-base", *grammars.NEEDS)
+UNPATCHED = {"b-v1-dynamic": "b-v1", "b-v2-dynamic": "b-v2"}  # the same worker without the flag
+NEEDS = (REFERENCE, *TESTED, "b-base", *UNPATCHED.values(), *grammars.NEEDS)
 
 SMALLEST_P = 0.001
 LARGEST_TIE, LARGEST_LOGPROB_DIFFERENCE = 0.05, 0.08  # bfloat16 logits of 4 to 8 come in steps of 0.031
-SAMPLE_PROMPT, SAMPLE_TOKENS, SAMPLES, QUICK_SAMPLES, WAVE = 700, 4, 3200, 800, 40
+SAMPLE_PROMPT, SAMPLE_TOKENS, SAMPLES, QUICK_SAMPLES, WAVE = 700, 4, 2400, 800, 40
 SAMPLING = {"temperature": 1.0, "top_k": 8}
 PENALTIES = {
     "frequency": {"frequency_penalty": 0.8},
@@ -61,8 +63,12 @@ def _sampling(session: Session, fleet: Fleet) -> None:
     number = WAVE if session.options.rehearse else number
     taken = {
         key: on_server(session, fleet, key, "sampling", lambda c, s: samples(c, s, number), need_s=15.0)
-        for key in (REFERENCE, *TESTED)
+        for key in (REFERENCE, *UNPATCHED.values(), *TESTED)
     }
+    for key, found in taken.items():
+        if found:
+            pairs = counts([" ".join(map(str, sample[:2])) for sample in found["samples"]])
+            session.record("features", f"{key} sampled tokens 1 and 2", dict(pairs.most_common()))
     views = {
         "tokens 1 and 2": lambda sample: sample[:2],
         "token 3": lambda sample: sample[2],
@@ -74,29 +80,26 @@ def _sampling(session: Session, fleet: Fleet) -> None:
         if not session.options.rehearse:
             what = f"{key}: largest accept length while samples were taken"
             session.verdicts([verdicts.at_most("features", what, length, _OFF_ACCEPT_LENGTH)])
-        for name, view in views.items():
-            base = taken[REFERENCE]
+        # The server that always speculates is what the patch must not change; the plain one samples with other kernels.
+        for (name, view), against in itertools.product(views.items(), (UNPATCHED[key], REFERENCE)):
+            base = taken[against]
             test = None
             if base and own:
                 test = g_test(counts([view(x) for x in base["samples"]]), counts([view(x) for x in own["samples"]]))
                 session.record(
                     "features",
-                    f"{key} sampling {name}",
+                    f"{key} sampling {name} against {against}",
                     {**test._asdict(), "samples": len(own["samples"]), "accept_length": own["largest_accept_length"]},
                 )
             p_value = test.p_value if test and test.degrees else None  # one cell tells nothing
-            what = f"{key}: sampling while off, {name}: p of the G-test against {REFERENCE}"
+            what = f"{key}: sampling while off, {name}: p of the G-test against {against}"
+            shown, note = p_value and round(p_value, 5), f"{test.cells} cells" if test else ""
+            if against == REFERENCE:
+                session.verdicts([verdicts.reported("features", what, shown, note=note)])
+                continue
+            holds = None if p_value is None else p_value > SMALLEST_P
             session.verdicts(
-                [
-                    verdicts.judge(
-                        "features",
-                        what,
-                        p_value and round(p_value, 5),
-                        holds=None if p_value is None else p_value > SMALLEST_P,
-                        wanted=f"> {SMALLEST_P}",
-                        note=f"{test.cells} cells" if test else "",
-                    )
-                ]
+                [verdicts.judge("features", what, shown, holds=holds, wanted=f"> {SMALLEST_P}", note=note)]
             )
 
 

@@ -82,20 +82,20 @@ async def gaps(client: Client, written: list[tuple[list[int], list[int]]]) -> li
     return found
 
 
-async def alone(client: Client, server: Server, tokens: int) -> list[decode_log.Step]:
-    """The long request with nobody beside it."""
+async def alone(client: Client, server: Server, tokens: int) -> tuple[list[decode_log.Step], list[int]]:
+    """The long request with nobody beside it: its decode steps, and what it wrote."""
     mark = server.log.mark()
-    await client.ids(LONG_PROMPT, tokens)
-    return decode_log.steps(server.log.since(mark))
+    output = await client.ids(LONG_PROMPT, tokens)
+    return decode_log.steps(server.log.since(mark)), output
 
 
 async def interrupted(client: Client, server: Server, tokens: int) -> dict[str, Any]:
     """The long request alone, then with others (speculation off), then alone again, and once more alone throughout.
 
-    Acceptance depends on the text, so that before and after are not compared with each other alone, but each line after
-    the off phase with those of the undisturbed request at the same length.
+    Acceptance depends on the text: where both outputs are the same, the lines after the off phase stand beside those of
+    the undisturbed request at the same length.
     """
-    undisturbed = await alone(client, server, tokens)
+    undisturbed, text = await alone(client, server, tokens)
     mark = server.log.mark()
     long_request = asyncio.create_task(client.ids(LONG_PROMPT, tokens))
     await asyncio.sleep(_ALONE_S)
@@ -114,6 +114,7 @@ async def interrupted(client: Client, server: Server, tokens: int) -> dict[str, 
         "off": _acceptance(off),
         "after": _acceptance(after),
         "undisturbed_at_same_place": _acceptance(same_place),
+        "parts_from_undisturbed_at": verdicts.first_difference(output, text),
         "lines": {"before": len(before), "off": len(off), "after": len(after), "undisturbed": len(same_place)},
         "without_cuda_graph_while_off": sum(1 for step in off if not step.cuda_graph),
     }
@@ -171,11 +172,15 @@ def _resume(session: Session, fleet: Fleet, key: str, written: dict[str, list[tu
         session.record("meaning", f"{key} off and on again", found)
         session.say(key, "off and on again", found)
     after = found and found["after"]
+    before = found and found["before"]
+    value = after / before if after and before else None
+    made = [verdicts.at_least("meaning", f"{key}: acceptance after an off phase / before", value, SMALLEST_ACCEPTANCE)]
     undisturbed = found and found["undisturbed_at_same_place"]
-    value = after / undisturbed if after and undisturbed else None
-    what = f"{key}: acceptance after an off phase / undisturbed at the same place"
+    if after and undisturbed and found["parts_from_undisturbed_at"] is None:
+        what = f"{key}: acceptance after an off phase / undisturbed at the same place"
+        made.append(verdicts.at_least("meaning", what, after / undisturbed, SMALLEST_ACCEPTANCE))
     if not session.options.rehearse:
-        session.verdicts([verdicts.at_least("meaning", what, value, SMALLEST_ACCEPTANCE)])
+        session.verdicts(made)
 
 
 def _score(session: Session, fleet: Fleet, written: dict[str, list[tuple[list[int], list[int]]]]) -> None:
