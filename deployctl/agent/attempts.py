@@ -14,13 +14,32 @@ import os
 import time
 
 from . import processes
-from .failure import EXIT_USAGE, Failure
+from .failure import EXIT_NEEDS_RECOVERY, EXIT_USAGE, Failure
 
 LOADING, READY, SMOKE_FAILED, TIMEOUT = "loading", "ready", "smoke_failed", "timeout"
 CRASHED, STOPPED, UNKNOWN = "crashed", "stopped", "unknown"
 FINAL = (CRASHED, STOPPED)
 # Between its spec and its keeper's first record an attempt is loading; past this without a record it never started.
 _KEEPER_START_S = 60.0
+# What every record must hold, and of which kind.
+_PARTS: dict = {
+    "spec": {
+        "attempt": int,
+        "log_tag": str,
+        "profile": str,
+        "log": str,
+        "marker": str,
+        "machine": str,
+        "boot_id": str,
+        "at": (int, float),
+        "patches": list,
+        "rank": int,
+    },
+    "run": {"boot_id": str},
+    "exit": {"status": (int, type(None)), "signal": (str, type(None))},
+    "orphans": {"processes": list},
+    "verdict": {},
+}
 
 
 def numbers(state):
@@ -33,34 +52,143 @@ def numbers(state):
 
 
 def load(state, number):
-    """One attempt: its spec, and `run`, `exit`, `orphans`, `verdict` as far as written; None: it was never begun."""
-    spec = state.read_json("attempts", number, "spec.json")
+    """One attempt: its spec, and `run`, `exit`, `orphans`, `verdict` as far as written; None: it was never begun.
+
+    `damaged` names the records that cannot be read and count as not written. A server whose process can still be told
+    by its mark has its `run` all the same.
+
+    Raises:
+        Failure: The spec is damaged (kind `record-damaged`, exit 8): nothing but its processes is known of it.
+    """
+    spec = _part(state, number, "spec")
     if spec is None:
         return None
-    for part in ("run", "exit", "orphans", "verdict"):
-        spec[part] = state.read_json("attempts", number, part + ".json")
+    spec["damaged"] = []
+    for name in ("run", "exit", "orphans", "verdict"):
+        try:
+            spec[name] = _part(state, number, name)
+        except Failure as failure:
+            spec[name] = None
+            spec["damaged"].append(failure.message)
+            if name == "run":
+                spec["run"] = _run_by_mark(spec)
     return spec
 
 
-def listing(state):
-    """All attempts, oldest first."""
-    return [attempt for attempt in (load(state, number) for number in numbers(state)) if attempt is not None]
+def record(state, number, name):
+    """One record of an attempt (`run`, `exit`, `orphans`, `verdict`); None: not written, or damaged."""
+    try:
+        return _part(state, number, name)
+    except Failure:
+        return None
+
+
+def _part(state, number, name):
+    try:
+        found = state.read_json("attempts", number, name + ".json")
+        if found is None:
+            return None
+        wrong = [key for key, kind in _PARTS[name].items() if key not in found or not isinstance(found[key], kind)]
+        if not wrong:
+            return found
+        why = "state file %s is damaged: %s" % (state.path("attempts", number, name + ".json"), ", ".join(wrong))
+    except Failure as failure:
+        why = failure.message
+    folder = state.path("attempts", number)
+    raise Failure(
+        "attempt %d: %s" % (number, why),
+        kind="record-damaged",
+        hint="deployctl stop ends what still runs of it; then, on the host: mv '%s' '%s.damaged'" % (folder, folder),
+        exit_code=EXIT_NEEDS_RECOVERY,
+    )
+
+
+def _run_by_mark(spec):
+    """What the keeper wrote, as far as the mark of a living server tells it; None where no keeper keeps one."""
+    if spec["machine"] != processes.machine_id():
+        return None
+    everyone = processes.snapshot()
+    # What the server left without a parent has the same mark and, while the keeper lives, the same parent: it is younger.
+    for process, value in sorted(processes.marked(spec["marker"]), key=lambda found: (-found[0].age_s, found[0].pid)):
+        keeper = everyone.get(process.ppid)
+        if value == spec["marker"] and keeper is not None and "keeper.py" in keeper.command:
+            return {
+                "pid": process.pid,
+                "start": process.start,
+                "pgid": process.pid,
+                "keeper_pid": keeper.pid,
+                "keeper_start": keeper.start,
+                "boot_id": processes.boot_id(),
+            }
+    return None
+
+
+def unrecorded(state, known):
+    """Attempts of which nothing is left but living processes with our mark, as far as the mark tells them.
+
+    Args:
+        state: The state directory.
+        known: Numbers of the attempts whose records can be read.
+    """
+    machine = state.read_json("machine")
+    if machine is None:
+        return []  # nothing was ever launched from this state directory
+    markers = {value for _, value in processes.marked(machine["id"] + ":")}
+    found = []
+    for marker in sorted(markers):
+        number = marker.rpartition(":")[2]
+        if not number.isdigit() or int(number) in known:
+            continue
+        spec = {
+            "attempt": int(number),
+            "log_tag": "no record",
+            "marker": marker,
+            "machine": processes.machine_id(),
+            "boot_id": processes.boot_id(),
+        }
+        spec.update({name: record(state, int(number), name) for name in ("exit", "orphans", "verdict")})
+        spec["run"] = record(state, int(number), "run") or _run_by_mark(spec)
+        found.append(spec)
+    return found
+
+
+def listing(state, damaged=None):
+    """All attempts whose records can be read, oldest first; `damaged` gets a line for each record that cannot."""
+    found = []
+    for number in numbers(state):
+        try:
+            attempt = load(state, number)
+        except Failure as failure:
+            if damaged is not None:
+                damaged.append("%s (%s)" % (failure.message, failure.hint))
+            continue
+        if attempt is not None:
+            found.append(attempt)
+            if damaged is not None:
+                damaged.extend(attempt["damaged"])
+    return found
+
+
+def told(context, everything=listing):
+    """All attempts that can be read, the damaged records told to the user."""
+    damaged: list = []
+    found = everything(context.state, damaged)
+    for text in damaged:
+        context.wire.event("warning", text=text)
+    return found
 
 
 def newest(state):
-    """The newest attempt, or None."""
-    for number in reversed(numbers(state)):
-        attempt = load(state, number)
-        if attempt is not None:
-            return attempt
-    return None
+    """The newest attempt that can be read, or None."""
+    everything = listing(state)
+    return everything[-1] if everything else None
 
 
 def choose(state, number=None, tag=None, run_id=None):
     """The attempt that the user means: by number, the newest with a tag, that of a command, or the newest.
 
     Raises:
-        Failure: There is none (exit 2), listing what exists.
+        Failure: There is none (exit 2), listing what exists; or the one that is meant cannot be read (exit 8).
     """
     everything = listing(state)
     if number is not None:
@@ -74,6 +202,10 @@ def choose(state, number=None, tag=None, run_id=None):
         what = "attempt of this command"
     else:
         chosen, what = everything, "attempt yet"
+        begun = [one for one in numbers(state) if os.path.exists(state.path("attempts", one, "spec.json"))]
+        number = begun[-1] if begun else None
+    if number is not None and not (chosen and chosen[-1]["attempt"] == number) and number in numbers(state):
+        load(state, number)  # says what is wrong with the one that was meant: another is none
     if chosen:
         return chosen[-1]
     known = ", ".join("%d (%s)" % (attempt["attempt"], attempt["log_tag"]) for attempt in everything[-10:])
@@ -170,13 +302,17 @@ def state_of(attempt):
 @contextlib.contextmanager
 def _only_writer(store, attempt):
     """One writer of a verdict at a time: a watcher and a stop may both have something to say."""
-    handle = os.open(store.path("attempts", attempt["attempt"]), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        handle = os.open(store.path("attempts", attempt["attempt"]), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield False  # somebody took its records away: there is no place for a verdict
+        return
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError:
             pass  # a file system without locks: the window is a few milliseconds
-        yield
+        yield True
     finally:
         os.close(handle)
 
@@ -186,13 +322,14 @@ def set_verdict(store, attempt, /, **fields):
 
     A final state (crashed, stopped) is not overwritten, neither by what a slower watcher believes nor by another end.
     """
-    with _only_writer(store, attempt):
-        verdict = store.read_json("attempts", attempt["attempt"], "verdict.json") or {}
+    with _only_writer(store, attempt) as has_place:
+        verdict = record(store, attempt["attempt"], "verdict") or {}
         if verdict.get("state") in FINAL:
             fields.pop("state", None)
         verdict.update(fields)
         verdict["at"] = time.time()
-        store.write_json(verdict, "attempts", attempt["attempt"], "verdict.json")
+        if has_place:
+            store.write_json(verdict, "attempts", attempt["attempt"], "verdict.json")
     attempt["verdict"] = verdict
 
 
@@ -201,9 +338,9 @@ def mark_stopping(store, attempt, by):
     set_verdict(store, attempt, stopping={"by": by, "at": time.time()}, by=by)
 
 
-def live(state):
-    """Attempts whose server process lives, oldest first."""
-    return [attempt for attempt in listing(state) if is_alive(attempt)]
+def live(state, damaged=None):
+    """Attempts whose server process lives, oldest first; `damaged` as with `listing`."""
+    return [attempt for attempt in listing(state, damaged) if is_alive(attempt)]
 
 
 def summary(context, attempt):

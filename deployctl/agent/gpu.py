@@ -131,12 +131,9 @@ def ours(state):
     found = {process.pid: (process, value) for process, value in processes.marked(known["id"] + ":")}
     numbers = {pid: (process, int(value.rpartition(":")[2])) for pid, (process, value) in found.items()}
     everyone = processes.snapshot()
-    for number in attempts.numbers(state):
-        attempt = _readable(state, number)
-        if attempt is None:
-            continue
+    for attempt in attempts.listing(state):
         for process in attempts.left_behind(attempt):
-            numbers.setdefault(process.pid, (process, number))
+            numbers.setdefault(process.pid, (process, attempt["attempt"]))
         if not attempts.is_alive(attempt):
             continue
         leader = attempt["run"]["pid"]
@@ -149,14 +146,6 @@ def ours(state):
     for pid in processes.spared(everyone):
         numbers.pop(pid, None)
     return numbers
-
-
-def _readable(state, number):
-    """An attempt, or None where its records are damaged: the others' processes are found all the same."""
-    try:
-        return attempts.load(state, number)
-    except Failure:
-        return None
 
 
 def report(context):
@@ -258,7 +247,10 @@ def clean_up(context, mode=None):
 
 def _sort_out(context, mode, result):
     """Who is to be ended, who is foreign, and the pids that may stay; `spared` and `kept` of the result are set."""
-    alive = {attempt["attempt"]: attempt for attempt in attempts.live(context.state)}
+    recorded = attempts.listing(context.state)
+    # A server that serves is none to be ended because somebody damaged its record.
+    recorded += attempts.unrecorded(context.state, {attempt["attempt"] for attempt in recorded})
+    alive = {attempt["attempt"]: attempt for attempt in recorded if attempts.is_alive(attempt)}
     never = processes.spared()
     mine = ours(context.state)
     targets, foreign, spared, kept = [], [], [], []

@@ -26,7 +26,7 @@ def logs(context):
     if args.get("list"):
         return {
             "status": "ok",
-            "attempts": [attempts.summary(context, attempt) for attempt in attempts.listing(context.state)],
+            "attempts": [attempts.summary(context, attempt) for attempt in attempts.told(context)],
         }
     attempt = attempts.choose(context.state, args.get("attempt"), args.get("log_tag"))
     path = attempt["log"]
@@ -346,7 +346,7 @@ def _follow(context, attempt, position, select):
             now = time.monotonic()
             if looked_at is None or now - looked_at > _LOOK_S:
                 looked_at = now
-                is_over = attempts.state_of(attempts.load(context.state, attempt["attempt"])) in attempts.FINAL
+                is_over = attempts.state_of(_now(context, attempt)) in attempts.FINAL
                 ended_at = (ended_at or now) if is_over else None
             # A dead server writes no more; its last lines may still come from children.
             if ended_at is not None and now - ended_at > _LAST_WORDS_S:
@@ -356,6 +356,14 @@ def _follow(context, attempt, position, select):
             context.wire.cancelled.wait(_TICK_S)
     finally:
         source.close()
+
+
+def _now(context, attempt):
+    """The attempt as its records are now; as it was where they were taken away or damaged meanwhile."""
+    try:
+        return attempts.load(context.state, attempt["attempt"]) or attempt
+    except Failure:
+        return attempt
 
 
 def _begun_anew(path, source, position):

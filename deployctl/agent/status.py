@@ -24,10 +24,8 @@ def status(context):
     if release is not None and not busy:
         result["drift"] = _part(result, lambda: _drift(context, release), broken) or []
     result["drift_summary"] = site.drift_words(release["number"], result["drift"]) if result["drift"] else ""
-    numbers = _part(result, lambda: attempts.numbers(context.state)) or []
-    # Each by itself: one damaged record must not hide a server that runs.
-    everything = [_part(result, lambda number=number: attempts.load(context.state, number)) for number in numbers]
-    everything = [attempt for attempt in everything if attempt is not None]
+    # One damaged record hides no server that runs: it is a line of the problems.
+    everything = _part(result, lambda: attempts.listing(context.state, result["problems"])) or []
     result["server"] = _part(result, lambda: _server(context, everything))
     result["orphans"] = _part(result, lambda: _orphans(context, everything)) or []
     newest = everything[-1] if everything else None
@@ -147,10 +145,17 @@ def _is_ready(context, attempt, phase):
 
 
 def _orphans(context, everything):
-    """Processes of attempts whose launcher is gone."""
+    """Processes of attempts whose launcher is gone, or whose records are."""
     alive = {attempt["attempt"] for attempt in everything if attempts.is_alive(attempt)}
+    known = {attempt["attempt"] for attempt in everything}
+    lost = attempts.unrecorded(context.state, known)
+    headed = {attempt["attempt"] for attempt in lost if attempts.is_alive(attempt)}
     return [
-        dict(processes.describe(process), attempt=number, note="launcher dead")
+        dict(
+            processes.describe(process),
+            attempt=number,
+            note="its record cannot be read" if number in headed else "launcher dead",
+        )
         for process, number in gpu.ours(context.state).values()
         if number not in alive
     ]

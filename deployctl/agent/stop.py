@@ -26,8 +26,12 @@ def stop(context):
 
 def _stop(context):
     number = context.args.get("attempt")
+    everything = attempts.told(context)
+    # The marks of living processes count, whatever became of the records.
+    everything += attempts.unrecorded(context.state, {attempt["attempt"] for attempt in everything})
     if number is not None:
-        chosen = [attempts.choose(context.state, number)]
+        chosen = [attempt for attempt in everything if attempt["attempt"] == number]
+        chosen = chosen or [attempts.choose(context.state, number)]
         if not attempts.is_here(chosen[0]):
             raise Failure(
                 "attempt %d was launched on %s, which shares this state directory" % (number, chosen[0].get("node")),
@@ -39,7 +43,7 @@ def _stop(context):
         alive = {value for _, value in processes.marked(identity + ":")}
         chosen = [
             attempt
-            for attempt in attempts.listing(context.state)
+            for attempt in everything
             if attempt["marker"] in alive or attempts.is_alive(attempt) or attempts.left_behind(attempt)
         ]
     stopped, failures = [], []

@@ -230,7 +230,7 @@ def conclude_smoke(context, attempt, watcher, outcome):
 def conclude_death(context, attempt, watcher):
     """The verdict over a server that is gone: crashed, or stopped when somebody asked for it."""
     watcher.finish()
-    attempt["verdict"] = context.state.read_json("attempts", attempt["attempt"], "verdict.json")
+    attempt["verdict"] = attempts.record(context.state, attempt["attempt"], "verdict")
     verdict = attempt["verdict"] or {}
     phase_list = verdict.get("phases") or phases.as_list(watcher.phase)
     if verdict.get("state") != attempts.CRASHED and (

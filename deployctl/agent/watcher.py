@@ -145,7 +145,7 @@ class Watcher:
             self._caught_up = True
 
     def _is_being_stopped(self):
-        verdict = self._context.state.read_json("attempts", self.attempt["attempt"], "verdict.json") or {}
+        verdict = attempts.record(self._context.state, self.attempt["attempt"], "verdict") or {}
         return "stopping" in verdict
 
     def _look_at_exit(self):
@@ -153,11 +153,11 @@ class Watcher:
             return
         state, number = self._context.state, self.attempt["attempt"]
         if self.attempt["run"] is None:
-            self.attempt["run"] = state.read_json("attempts", number, "run.json")
+            self.attempt["run"] = attempts.record(state, number, "run")
         run = self.attempt["run"]
         gone = run is not None and (self.rebooted or not processes.alive(run["pid"], run["start"]))
         # Read after the process was looked at: the record of one that was gone may have come since.
-        self.exit = state.read_json("attempts", number, "exit.json")
+        self.exit = attempts.record(state, number, "exit")
         if self.exit is not None:
             self.attempt["exit"] = self.exit
             self.ended = True
@@ -166,7 +166,7 @@ class Watcher:
             # The keeper writes its record within moments; without a keeper there will be none.
             kept = not self.rebooted and processes.alive(run["keeper_pid"], run["keeper_start"])
             if not kept or time.monotonic() - self._missing_since > _RECORD_GRACE_S:
-                self.exit = self.attempt["exit"] = state.read_json("attempts", number, "exit.json")
+                self.exit = self.attempt["exit"] = attempts.record(state, number, "exit")
                 self.ended = True
         elif run is None and attempts.state_of(self.attempt) == attempts.CRASHED:
             self.ended = True  # its keeper never came to start it
