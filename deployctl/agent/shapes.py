@@ -8,41 +8,44 @@ OneOf.__doc__ = """Any of several shapes."""
 NUMBER = OneOf((int, float))
 
 
-def misfit(value, shape, path=""):
+def misfit(value, shape):
     """Where a value does not have a shape, such as `files.srt/a.py`, or None where it has.
 
     Args:
         value: From a JSON file.
         shape: A type; None for null; [shape] for a list of any length; (shape, ...) for one of exactly these;
             {name: shape} for an object that has at least these names; {"*": shape} for one of any names; OneOf.
-        path: Where the value stands.
     """
+    found = _misfit(value, shape)
+    return None if found is None else ".".join(str(part) for part in reversed(found))
+
+
+def _misfit(value, shape):
+    """The way from the misfit up to the value, or None: thousands of files fit, so nothing is built before one does
+    not.
+    """
+    if type(value) is shape or (value is None and shape is None):
+        return None
     if isinstance(shape, OneOf):
-        return None if any(misfit(value, one) is None for one in shape.choices) else path
-    if isinstance(shape, type):
-        fits = isinstance(value, shape) and not (shape is int and isinstance(value, bool))
-        return None if fits else path
-    if shape is None:
-        return None if value is None else path
+        return None if any(_misfit(value, one) is None for one in shape.choices) else []
     if isinstance(shape, dict):
         if not isinstance(value, dict):
-            return path
-        names = value if "*" in shape else shape
-        for name in names:
+            return []
+        every = shape.get("*")
+        pairs = ((name, every) for name in value) if every is not None else shape.items()
+        for name, inner in pairs:
             if name not in value:
-                return _below(path, name)
-            found = misfit(value[name], shape.get(name, shape.get("*")), _below(path, name))
+                return [name]
+            found = _misfit(value[name], inner)
             if found is not None:
-                return found
+                return [*found, name]
         return None
-    if not isinstance(value, list) or (isinstance(shape, tuple) and len(value) != len(shape)):
-        return path
+    if not isinstance(shape, (list, tuple)) or not isinstance(value, list):
+        return []
+    if isinstance(shape, tuple) and len(value) != len(shape):
+        return []
     for place, one in enumerate(value):
-        found = misfit(one, shape[place] if isinstance(shape, tuple) else shape[0], _below(path, place))
+        found = _misfit(one, shape[place] if isinstance(shape, tuple) else shape[0])
         if found is not None:
-            return found
+            return [*found, place]
     return None
-
-
-def _below(path, name):
-    return "%s.%s" % (path, name) if path else str(name)
