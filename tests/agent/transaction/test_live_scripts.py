@@ -6,6 +6,7 @@ import pytest
 from support import edit, everything, perform, perform_push, threshold
 
 from deployctl.agent import processes
+from deployctl.errors import LinkLost
 
 ARGS = "THRESHOLD = {}\n\n\ndef threshold():\n    return THRESHOLD\n"
 
@@ -205,3 +206,22 @@ def test_a_live_script_does_not_reach_other_names_of_its_files(near, ending):
         perform(near, "rollback", transaction="back")
     assert before == everything(near.package)
     assert [] == [path.name for path in near.package.rglob(".deployctl-*")]
+
+
+@pytest.mark.parametrize("place", [".", "srt"])
+def test_killed_when_a_live_script_had_put_a_link_in_the_place_of_a_folder(near, place):
+    """The agent dies behind the script: the next command makes the folder again, the package's own included."""
+    before = everything(near.package)
+    body = MOVED + f"moved = os.path.realpath(root / {place!r})\nos.rename(moved, aside)\nos.symlink(aside, moved)\n"
+    for at in range(1, 60):
+        with pytest.raises(LinkLost):
+            near.push("a/v1", live(near, body), transaction=f"killed-{at}", crash_at=at)
+        if (near.package / place).is_symlink() or near.package.is_symlink():
+            break
+        near.ask("history")
+    else:
+        raise AssertionError("the script never ran")
+    near.ask("history")
+    assert not near.package.is_symlink()
+    assert before == everything(near.package)
+    assert "pushed" == near.push("a/v1", threshold(5), transaction="after")["status"]
