@@ -108,7 +108,7 @@ def _run_by_mark(spec):
     if spec["machine"] != processes.machine_id():
         return None
     everyone = processes.snapshot()
-    # What the server left without a parent has the same mark and, while the keeper lives, the same parent: it is younger.
+    # What the server left without a parent has the same mark and, while the keeper lives, the same parent: younger.
     for process, value in sorted(processes.marked(spec["marker"]), key=lambda found: (-found[0].age_s, found[0].pid)):
         keeper = everyone.get(process.ppid)
         if value == spec["marker"] and keeper is not None and "keeper.py" in keeper.command:

@@ -186,11 +186,18 @@ class Run:
     def ask_patiently(
         self, host: Host, operation: str, args: Mapping[str, Any] | None = None, *, for_s: float = 60.0
     ) -> dict[str, Any]:
-        """A reading operation, asked again when the link breaks, for up to `for_s` seconds."""
+        """A reading operation, asked again when the link breaks, for up to `for_s` seconds.
+
+        A host that was never reached has no broken link: there the ordinary tries of a connection decide.
+        """
         from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
 
+        broke = False
+
         def passing(error: BaseException) -> bool:
-            lost = isinstance(error, LinkLost) or (isinstance(error, Unreachable) and error.kind_now == "unreachable")
+            nonlocal broke
+            broke = broke or isinstance(error, LinkLost)
+            lost = broke and isinstance(error, Unreachable) and error.kind_now in ("unreachable", "link-lost")
             return lost and not self.interrupted.is_set()
 
         retrying = Retrying(

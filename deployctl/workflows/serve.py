@@ -91,7 +91,7 @@ def launch_one(
         again.update(timeout_s=args["timeout_s"], resumed=True)
         if not args["wait"]:
             again.update(wait=False)
-        return _wait_one(run, host, again, on_event)
+        return _wait_one(run, host, again, on_event, reached=True)
 
 
 def _detached() -> Interrupted:
@@ -101,14 +101,16 @@ def _detached() -> Interrupted:
     )
 
 
-def _wait_one(run: Run, host: Host, args: Mapping[str, Any], on_event: Any = None) -> HostReport:
+def _wait_one(
+    run: Run, host: Host, args: Mapping[str, Any], on_event: Any = None, *, reached: bool = False
+) -> HostReport:
     """Attach until there is a verdict, again and again through broken links."""
 
     def ask() -> dict[str, Any]:
         return run.ask(host, "wait", args, on_event=on_event)
 
     text = "trying again, the server is not affected"
-    return HostReport.from_result(host.name, through_outages(run, host, ask, text, _detached))
+    return HostReport.from_result(host.name, through_outages(run, host, ask, text, _detached, reached=reached))
 
 
 def through_outages(
@@ -117,28 +119,36 @@ def through_outages(
     ask: Callable[[], dict[str, Any]],
     text: str,
     given_up: Callable[[], Interrupted],
+    *,
+    reached: bool = False,
 ) -> dict[str, Any]:
     """Ask until there is a verdict, again and again through broken links, each down for at most `_OUTAGE_S`.
+
+    A host that was never reached has no broken link: there the ordinary tries of a connection decide.
 
     Args:
         run, host: Where.
         ask: What may be asked again.
         text: What a broken link means, for whoever watches.
         given_up: The error when Ctrl-C comes while the link is down.
+        reached: Whether the command had a link to the host, and it broke just now.
     """
     from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential_jitter
     from tenacity.nap import sleep_using_event
 
-    down_since: float | None = None
+    # None: there was no link yet that could have broken.
+    down_since: float | None = time.monotonic() if reached else None
 
     def passing(error: BaseException) -> bool:
         nonlocal down_since
-        lost = isinstance(error, LinkLost) or (isinstance(error, Unreachable) and error.kind_now == "unreachable")
+        lost = isinstance(error, LinkLost) or (
+            down_since is not None and isinstance(error, Unreachable) and error.kind_now == "unreachable"
+        )
         if lost and run.interrupted.is_set():
             raise given_up() from error
         if lost:
             run.on_event(host.name, {"event": "link", "text": f"{error}; {text}"})
-        if down_since is None or isinstance(error, LinkLost):
+        if isinstance(error, LinkLost):
             down_since = time.monotonic()  # the link had been there until now
         return lost
 
