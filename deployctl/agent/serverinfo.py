@@ -23,6 +23,7 @@ _SAID = (
     "schedule_policy",
     "speculative_algorithm",
     "speculative_disable_batch_threshold",
+    "speculative_resume_batch_threshold",
     "speculative_draft_model_path",
     "speculative_eagle_topk",
     "speculative_num_draft_tokens",
