@@ -299,6 +299,17 @@ def state_of(attempt):
     return STOPPED if verdict.get("stopping") else CRASHED
 
 
+def vanished(attempt):
+    """Why an attempt that left no exit record is gone, as far as that is known without its log, or None."""
+    if not is_here(attempt):
+        return None
+    if attempt["boot_id"] != processes.boot_id():
+        return "the machine was started anew while the server ran"
+    if attempt["run"] is None:
+        return "it was never started: its keeper left no record"
+    return None
+
+
 @contextlib.contextmanager
 def _only_writer(store, attempt):
     """One writer of a verdict at a time: a watcher and a stop may both have something to say."""

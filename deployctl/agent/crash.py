@@ -10,7 +10,7 @@ import re
 import signal
 from typing import Any
 
-from . import attribution, releases
+from . import attempts, attribution, releases
 
 _TRACEBACK = re.compile(rb"Traceback \(most recent call last\):\s*$")
 _FRAME = re.compile(rb'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?\s*$')
@@ -358,6 +358,8 @@ def diagnose(state, attempt, scanner, ended):
     else:
         cause, flat, parts = found
         frames, patched = _attribute(state, attempt, flat, parts)
+    if not ended and scanner.terminal is None:
+        cause = attempts.vanished(attempt) or cause
     return {
         "cause": cause,
         "exit_code": ended.get("status"),

@@ -260,13 +260,9 @@ def _diagnose(context, attempt, watcher):
         # Attached at the end of the log, or the cause lies before it: look at the whole.
         scanner = crash.scan_log(attempt["log"])
     found = crash.diagnose(context.state, attempt, scanner, watcher.exit)
-    if watcher.exit is None and scanner.terminal is None:
-        if watcher.rebooted:
-            found["cause"] = "the machine was started anew while the server ran"
-        elif watcher.lost_rank is not None and scanner.cause() is None:
-            found["cause"] = "%s is gone; the server lives on without it" % watcher.lost_rank
-        elif attempt["run"] is None:
-            found["cause"] = "it was never started: its keeper left no record"
+    lost = watcher.lost_rank
+    if lost is not None and watcher.exit is None and not watcher.rebooted and scanner.cause() is None:
+        found["cause"] = "%s is gone; the server lives on without it" % lost
     return found
 
 

@@ -200,11 +200,14 @@ def test_orphans_of_the_server_are_reaped(host):
 
 
 def test_a_restarted_machine_is_named(host):
-    """Another boot id: no process of that attempt can live, whatever has its pid now."""
+    """Another boot id: no process of that attempt can live, whatever has its pid now; every command says so."""
     host.launch("a", argv=host.script(SLEEPER), wait=False)
     host.rewrite("spec", boot_id="another boot")
     host.rewrite("run", boot_id="another boot")
     assert attempts.state_of(host.attempt()) == "crashed"
+    # Nobody has waited yet: those that only read give the same reason.
+    assert host.ask("logs", crash=True)["crash"]["cause"] == "the machine was started anew while the server ran"
+    assert host.ask("status")["attempt"]["cause"] == "the machine was started anew while the server ran"
     result = host.ask("wait")
     assert (result["status"], result["exit"]) == ("crashed", 6)
     assert result["crash"]["cause"] == "the machine was started anew while the server ran"
@@ -234,6 +237,7 @@ def test_an_attempt_whose_keeper_never_came(host):
     assert attempts.state_of(host.attempt(number)) == "loading"
     host.rewrite("spec", number, monotonic=time.monotonic() - 61, marker="nobody:2")
     assert attempts.state_of(host.attempt(number)) == "crashed"
+    assert host.ask("logs", crash=True)["crash"]["cause"] == "it was never started: its keeper left no record"
     result = host.ask("wait", attempt=number)
     assert result["crash"]["cause"] == "it was never started: its keeper left no record"
 

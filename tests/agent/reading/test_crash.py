@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support import Box, edit
 
-from deployctl.agent import attribution, crash, releases
+from deployctl.agent import attribution, crash, processes, releases
 from deployctl.agent.state import State
 
 CAPTURED = Path(__file__).resolve().parents[2] / "engine" / "env" / "captured"
@@ -151,6 +151,10 @@ def test_a_large_log(tmp_path):
     assert crash.scan_log(tmp_path / "missing").cause() is None
 
 
+# A server that was started on this machine, since its last boot.
+HERE = {"machine": processes.machine_id(), "boot_id": processes.boot_id(), "run": {"pid": 1}}
+
+
 @pytest.mark.parametrize(
     ("ended", "log", "expected"),
     [
@@ -166,7 +170,7 @@ def test_a_large_log(tmp_path):
 def test_causes_from_the_exit_alone(tmp_path, ended, log, expected):
     """Where the log says nothing, the exit does."""
     state = State(str(tmp_path))
-    attempt = {"release": None, "log": "l"}
+    attempt = dict(HERE, release=None, log="l")
     found = crash.diagnose(state, attempt, scanned(log), ended)
     assert found["cause"] == expected
     assert found["frames"] == []
@@ -208,7 +212,7 @@ def test_the_patched_line_or_the_patched_file(tmp_path):
     state = State(box.host["state_dir"])
     worker = box.package / "srt/worker.py"
     lines = worker.read_text().splitlines()
-    attempt = {"release": 1, "base": 1, "log": "l"}
+    attempt = dict(HERE, release=1, base=1, log="l")
 
     def trace(number):
         return f'{STAMP}Scheduler hit an exception: Traceback (most recent call last):\n  File "{worker}", line {number}, in f\n    {lines[number - 1].strip()}\n  File "/lib/other.py", line 9, in g\nValueError: 1\n'
