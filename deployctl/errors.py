@@ -105,6 +105,9 @@ class LinkLost(Unreachable):
 
     kind = "link-lost"
 
+    def __init__(self, message: str, *, hint: str = "", kind: str = "") -> None:
+        super().__init__(message, hint=hint or "deployctl status tells what became of it", kind=kind)
+
 
 class Interrupted(DeployError):
     """Ctrl-C."""

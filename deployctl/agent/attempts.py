@@ -33,7 +33,6 @@ _PARTS: dict = {
         "boot_id": str,
         "at": (int, float),
         "patches": list,
-        "rank": int,
     },
     "run": {"boot_id": str},
     "exit": {"status": (int, type(None)), "signal": (str, type(None))},
@@ -299,15 +298,9 @@ def state_of(attempt):
     return STOPPED if verdict.get("stopping") else CRASHED
 
 
-def vanished(attempt):
-    """Why an attempt that left no exit record is gone, as far as that is known without its log, or None."""
-    if not is_here(attempt):
-        return None
-    if attempt["boot_id"] != processes.boot_id():
-        return "the machine was started anew while the server ran"
-    if attempt["run"] is None:
-        return "it was never started: its keeper left no record"
-    return None
+def rebooted(attempt):
+    """Whether this machine was started anew since the attempt's launch."""
+    return is_here(attempt) and attempt["boot_id"] != processes.boot_id()
 
 
 @contextlib.contextmanager

@@ -359,7 +359,10 @@ def diagnose(state, attempt, scanner, ended):
         cause, flat, parts = found
         frames, patched = _attribute(state, attempt, flat, parts)
     if not ended and scanner.terminal is None:
-        cause = attempts.vanished(attempt) or cause
+        if attempts.rebooted(attempt):
+            cause = "the machine was started anew while the server ran"
+        elif found is None and attempt["run"] is None:
+            cause = "it was never started: its keeper left no record"
     return {
         "cause": cause,
         "exit_code": ended.get("status"),

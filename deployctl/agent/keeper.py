@@ -15,6 +15,7 @@ import time
 
 _RECORD_BYTES = 4096
 _DISK_PATIENCE_S = 3600.0
+_FOLDER_PATIENCE_S = 30.0
 
 
 def write_json(path, value):
@@ -41,14 +42,18 @@ def write_reserved(handle, path, value, patience_s=_DISK_PATIENCE_S):
     Copy-on-write file systems may need space even so: tried again for up to `patience_s` seconds.
     """
     content = json.dumps(value).encode("ascii").ljust(_RECORD_BYTES)
-    finish = time.monotonic() + patience_s
+    began = time.monotonic()
+    finish = began + patience_s
     while True:
         try:
             os.pwrite(handle, content, 0)
             os.fsync(handle)
             os.rename(path + ".new", path)
             return True
-        except OSError:
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                # Somebody removed the attempt: unless its folder comes back soon, nobody will read the record.
+                finish = min(finish, began + _FOLDER_PATIENCE_S)
             if time.monotonic() > finish:
                 return False
             time.sleep(0.5)

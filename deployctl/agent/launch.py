@@ -308,7 +308,8 @@ def _check_log_folder(folder):
     if free < min(_LEAST_FREE, usage.f_blocks * usage.f_frsize // 20):
         raise disk_failure(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), folder)
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise disk_failure(OSError(errno.EACCES, os.strerror(errno.EACCES)), folder)
+        why = errno.EROFS if usage.f_flag & os.ST_RDONLY else errno.EACCES
+        raise disk_failure(OSError(why, os.strerror(why)), folder)
 
 
 def _open_log(folder, profile, tag):

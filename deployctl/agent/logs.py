@@ -80,6 +80,7 @@ def _send(context, attempt, result):
         position = _send_tail(context, path, start, lines, select)
     if args.get("follow"):
         _follow(context, attempt, position, select)
+        result["state"] = attempts.state_of(_now(context, attempt))
 
 
 def _crash(context, attempt):

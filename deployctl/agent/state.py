@@ -146,6 +146,8 @@ def disk_failure(error, path):
         errno.ENOSPC: ("disk-full", "no space left on %s", "free some space there (df -h %s)"),
         errno.EDQUOT: ("disk-full", "disk quota exceeded on %s", "free some space there (quota; df -h %s)"),
         errno.EROFS: ("read-only", "read-only file system: %s", "remount it writable, or set another path (%s)"),
+        errno.EEXIST: ("not-a-folder", "a file is in the place of a folder: %s", "move it, or set another path (%s)"),
+        errno.ENOTDIR: ("not-a-folder", "a file is in the place of a folder: %s", "move it, or set another path (%s)"),
         errno.EACCES: ("permission", "permission denied: %s", "check the owner and mode of %s"),
         errno.EPERM: ("permission", "operation not permitted: %s", "check owner, mode and attributes of %s"),
     }

@@ -1,5 +1,6 @@
 """The commands that change which release of the package a host has, and show it."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -90,6 +91,8 @@ def rollback(
 
                 text.report(report, verbose=verbose)
             report = serve.with_rollback(serve.relaunch(run, session.hosts), report)
+            if as_json:
+                report = replace(report, command="rollback")  # what was typed; as text it is shown like a launch
         session.finish(report)
 
 

@@ -137,6 +137,8 @@ def show(session: Session, args: dict[str, Any], output: Path | None) -> None:
                     stream=sys.stderr,
                 )
             )
+            if args.get("follow") and host.fields["state"] == "crashed":
+                say(f"{prefix}hint: deployctl logs --crash --attempt {host.fields['attempt']}")
     session.exit_with(report.exit_code)
 
 

@@ -202,6 +202,7 @@ def test_relaunch_tells_what_is_not_as_it_was_and_what_was_rolled_back(rig):
     assert "ready" == first["status"]
     assert "pushed" == rig.host("push", "--patch", "v2")["status"]
     done = rig.run("rollback", "--relaunch", "--json")
+    assert "rollback" == json.loads(done.stdout)["command"]
     (host,) = json.loads(done.stdout)["hosts"].values()
     assert (0, "ready", "t-r1") == (done.returncode, host["status"], host["log_tag"])
     assert ("rolled_back", ["dynamic_spec/v3"]) == (host["rollback"]["status"], host["rollback"]["patches"])

@@ -120,6 +120,25 @@ def test_a_record_that_cannot_be_written_is_tried_again(tmp_path):
     assert record(folder, "exit.json") == {"status": 3}
 
 
+def test_a_record_that_nobody_will_read_is_given_up(tmp_path, monkeypatch):
+    """The attempt's folder was removed for good: no keeper stays behind for an hour."""
+    monkeypatch.setattr(keeper, "_FOLDER_PATIENCE_S", 0.2)
+    folder = tmp_path / "attempt"
+    folder.mkdir()
+    handle = keeper.reserve(str(folder / "exit.json"))
+    (folder / "exit.json.new").unlink()
+    folder.rmdir()
+    written = []
+    writer = threading.Thread(
+        target=lambda: written.append(keeper.write_reserved(handle, str(folder / "exit.json"), {}, patience_s=3600.0)),
+        daemon=True,
+    )
+    writer.start()
+    writer.join(30)
+    os.close(handle)
+    assert [False] == written
+
+
 def test_orphans_are_reaped_until_the_server_ends(own_process):
     """Other children come and go; the server's own status is the one that counts."""
     keeper.become_subreaper()

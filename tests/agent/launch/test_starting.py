@@ -231,12 +231,19 @@ def test_a_full_disk_for_logs_is_named_before_the_load(host, small_disk):
 
 def test_a_log_folder_that_cannot_be_made_or_is_read_only(host, small_disk):
     """Named, with the reason."""
-    (host.root / "file").write_text("")
-    host.host["log_dir"] = str(host.root / "file" / "logs")
-    assert str(host.root / "file" / "logs") in host.launch("a")["error"]["message"]
+    file = host.root / "file"
+    file.write_text("")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    host.host["log_dir"] = str(small_disk)
-    assert "read-only" in host.launch("a")["error"]["message"] or "permission" in host.launch("a")["error"]["message"]
+    for folder, kind, words in (
+        (file, "not-a-folder", f"a file is in the place of a folder: {file}"),
+        (file / "logs", "not-a-folder", f"a file is in the place of a folder: {file}/logs"),
+        (small_disk, "read-only", f"read-only file system: {small_disk}"),
+        (small_disk / "logs", "read-only", f"read-only file system: {small_disk}/logs"),
+    ):
+        host.host["log_dir"] = str(folder)
+        result = host.launch("a")
+        assert (1, kind, words) == (result["exit"], result["error"]["kind"], result["error"]["message"])
+    assert attempts.numbers(host.state) == []
 
 
 def test_shared_memory_is_looked_at_and_only_ours_is_removed(host, small_disk):

@@ -113,6 +113,7 @@ def test_shared_memory_leftovers(host):
     child = subprocess.Popen(["true"])
     child.wait()
     spec = {"attempt": 1, "marker": "x:1", "machine": processes.machine_id(), "at": time.time()}
+    spec.update(log_tag="a", profile="p", log="l", boot_id=processes.boot_id(), patches=[])
     host.state.write_json(spec, "attempts", 1, "spec.json")
     host.state.write_json({"pid": child.pid, "start": 1, "boot_id": processes.boot_id()}, "attempts", 1, "run.json")
     shm = host.root / "shm"

@@ -39,7 +39,7 @@ class LogHost:
             "log": str(path),
             "marker": f"none:{number}",
             "machine": processes.machine_id(),
-            "boot_id": "b",
+            "boot_id": processes.boot_id(),
             "at": time.time(),
             "by": "ann",
             "argv": [],
