@@ -280,7 +280,7 @@ def _without_stamps(attempt, wanted, found):
 def _stamp_from(content, at, end):
     """(position, seconds) of the first time stamp that begins a line between `at` and `end`; (end, None): none."""
     # Found by its first bytes: a flood of lines without stamps is passed at the speed of memory.
-    found = content.find(b"[2", at, end)
+    found = content.find(b"[2", at, end + 1)
     while found >= 0:
         match = _STAMP.match(content, found)
         if match:
@@ -288,7 +288,7 @@ def _stamp_from(content, at, end):
                 return found, time.mktime(time.strptime(match.group(1).decode(), "%Y-%m-%d %H:%M:%S"))
             except (ValueError, OverflowError):
                 pass  # not a date after all
-        found = content.find(b"[2", found + 1, end)
+        found = content.find(b"[2", found + 1, end + 1)
     return end, None
 
 
