@@ -289,7 +289,8 @@ def dead_launcher(gpus, number=1, at=0.0):
     """A dead attempt; the pid of its server."""
     child = subprocess.Popen(["true"])
     child.wait()
-    spec = {"attempt": number, "marker": f"x:{number}", "machine": processes.machine_id(), "at": at}
+    spec = {"attempt": number, "log_tag": "a", "profile": "p", "log": "/nowhere", "patches": [], "at": at}
+    spec.update(marker=f"x:{number}", machine=processes.machine_id(), boot_id=processes.boot_id())
     gpus.state.write_json(spec, "attempts", number, "spec.json")
     run = {"pid": child.pid, "start": 1, "boot_id": processes.boot_id()}
     gpus.state.write_json(run, "attempts", number, "run.json")

@@ -1,5 +1,6 @@
 """Status tells every part that it can, whatever is broken; doctor and the playbook's own steps."""
 
+import json
 import os
 import pwd
 import socket
@@ -204,9 +205,9 @@ def test_doctor_and_the_clock(box):
     """A clock that was set back makes ages and times wrong: said, and no failure."""
     assert checks(perform(box, "doctor"))["clock"]["ok"] is True
     (box.root / "state dir" / "attempts" / "1").mkdir(parents=True)
-    (box.root / "state dir" / "attempts" / "1" / "spec.json").write_text(
-        '{"attempt": 1, "at": %f}' % (time.time() + 900)
-    )
+    spec = {"attempt": 1, "log_tag": "a", "profile": "p", "log": "/nowhere", "patches": [], "at": time.time() + 900}
+    spec.update(marker="x:1", machine=processes.machine_id(), boot_id=processes.boot_id())
+    (box.root / "state dir" / "attempts" / "1" / "spec.json").write_text(json.dumps(spec))
     found = checks(perform(box, "doctor"))["clock"]
     assert found["ok"] is None
     assert "s before our latest record" in found["detail"]
