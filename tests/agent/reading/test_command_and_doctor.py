@@ -113,11 +113,11 @@ def test_doctor_on_a_host_in_use(tmp_path):
     found = checks(box.ask("doctor", ports=[]))
     assert found["lock"]["ok"] is None
     assert "mine" in found["lock"]["detail"]
-    assert "1 devices" in found["gpus"]["detail"]
+    assert "1 device," in found["gpus"]["detail"]
 
 
 def test_doctor_in_this_process(ask, monkeypatch):
-    """A writable package, a busy lock, an interrupted push, logind that ends sessions: seen without changing them."""
+    """A writable package, a busy lock, a push at work, logind that ends sessions: seen without changing them."""
     import fcntl
 
     from deployctl.agent import doctor
@@ -143,7 +143,7 @@ def test_doctor_in_this_process(ask, monkeypatch):
         request = {"op": "doctor", "args": {"ports": []}, "host": settings}
         found = checks(doctor.doctor(Context(request, MemoryWire(), context_path, {})))
     assert found["lock"]["detail"] == "a command of bob is at work: push"
-    assert found["journal"]["detail"] == "an interrupted push is open"
+    assert found["journal"]["detail"] == "a push of bob is in progress"
     assert found["package"]["ok"] is True
     assert found["shared memory"]["ok"] is None
     assert found["session"]["ok"] is True
