@@ -157,6 +157,6 @@ def test_doctor_in_this_process(ask, monkeypatch):
         return real_open(path, *args, **kwargs)
 
     monkeypatch.setattr("builtins.open", fake_open)
-    ok, detail, hint = doctor._session()
+    ok, detail, hint = doctor._session(Context(request, MemoryWire(), context_path, {}))
     assert (ok, hint.rpartition(" ")[0]) == (False, "loginctl enable-linger")
     assert "KillUserProcesses" in detail
