@@ -327,6 +327,18 @@ def running(context):
             hint="deployctl launch --log-tag TAG, or deployctl logs --crash",
             exit_code=EXIT_CRASHED if state == attempts.CRASHED else EXIT_USAGE,
         )
+    if state == attempts.CRASHED:
+        # Its launcher may live on and answer health checks without a scheduler: a request would wait for ever.
+        crash = (attempt["verdict"] or {}).get("crash")
+        raise Failure(
+            "attempt %d (%s) has crashed: %s"
+            % (attempt["attempt"], attempt["log_tag"], crash["cause"] if crash else "see its log"),
+            kind="crashed",
+            hint="what is left of it still runs: deployctl stop; deployctl logs --crash --attempt %d"
+            % attempt["attempt"],
+            exit_code=EXIT_CRASHED,
+            crash=crash,
+        )
     if attempt["rank"] > 0:
         raise Failure(
             "attempt %d is rank %d of its server, which answers nothing" % (attempt["attempt"], attempt["rank"]),

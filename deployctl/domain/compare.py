@@ -212,7 +212,10 @@ def crossings(a: Record, b: Record) -> list[float]:
 
 
 def headlines(sides: Sequence[Side]) -> list[str]:
-    """In sentences, each side against the first: who is ahead, where that changes, and where the curves cross."""
+    """In sentences, each side against the first: who is ahead, where that changes, and where the curves cross.
+
+    Of more than two, each sentence begins with its pair.
+    """
     first = sides[0]
     found = []
     for side in sides[1:]:
@@ -222,7 +225,7 @@ def headlines(sides: Sequence[Side]) -> list[str]:
         at = [f"C={concurrency:.1f}".removesuffix(".0") for concurrency in crossings(first.record, side.record)]
         if at:
             text += f"; the curves cross near {' and '.join(at)}"
-        found.append(text)
+        found.append(f"{side.label} against {first.label}: {text}" if len(sides) > 2 else text)
     return found
 
 
@@ -233,7 +236,7 @@ def warnings(sides: Sequence[Side]) -> list[str]:
     for side in sides[1:]:
         if first.record is None or side.record is None:
             continue
-        prefix = f"{side.label}: " if len(sides) > 2 else ""
+        prefix = f"{side.label} against {first.label}: " if len(sides) > 2 else ""
         found += [f"not like for like: {prefix}{text}" for text in unlike(first.record, side.record)]
     for side in sides:
         if side.record is None:

@@ -138,8 +138,8 @@ def advise(sides: Sequence[Side]) -> Advice | None:
     """Whether and up to how many requests at once to speculate.
 
     None unless exactly one of the attempts speculates with EAGLE, or does so longer than the others, and shares a level
-    with one that does not speculate there. An attempt that is switched off at a level goes before one that has no
-    speculation at all: it is what the flag will give, costs of being able to come back included.
+    with one that does not speculate there and was asked the same. An attempt that is switched off at a level goes
+    before one that has no speculation at all: it is what the flag will give, costs of being able to come back included.
     """
     reaches = {place: _reach(side) for place, side in enumerate(sides) if side.record}
     most = max(reaches.values(), default=0.0)
@@ -147,7 +147,11 @@ def advise(sides: Sequence[Side]) -> Advice | None:
     if not most or len(longest) != 1 or sides[longest[0]].attempt["engine"] != "sglang":
         return None
     chosen = sides[longest[0]]
-    others = [(sides[place], reach) for place, reach in reaches.items() if place != longest[0]]
+    others = [
+        (sides[place], reach)
+        for place, reach in reaches.items()
+        if place != longest[0] and _same_texts(chosen, sides[place])
+    ]
     points, queued = _points(chosen, most, others)
     if not points or _said(chosen, "speculative_algorithm") not in _ALGORITHMS:
         return None
@@ -178,6 +182,16 @@ def _reach(side: Side) -> float:
         return 0
     limit = _number(_said(side, FLAG[2:].replace("-", "_")))
     return math.inf if limit is None else limit
+
+
+def _same_texts(one: Side, other: Side) -> bool:
+    """Whether both were asked to continue the same prompts for as long: what is accepted depends on the text."""
+
+    def asked(side: Side) -> tuple[Any, ...]:
+        load = side.record.load if side.record else {}
+        return (load.get("prompts") or {}).get("sha256"), load.get("max_tokens")
+
+    return asked(one) == asked(other)
 
 
 def _number(value: Any) -> int | None:

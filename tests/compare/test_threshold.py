@@ -51,6 +51,16 @@ def test_curves_that_cross():
     assert () == advice.warnings
 
 
+@pytest.mark.parametrize("load", [{"prompts": {"name": "agentic", "sha256": "bb"}}, {"max_tokens": 8}])
+def test_other_texts_decide_nothing(load):
+    """What a draft is worth depends on the text: two prompt sets, or two lengths, give no threshold."""
+    assert pair({1: 150, 64: 2000}, {1: 100, 64: 4000}) is not None
+    one_side = one(1, "other", {1: 100, 64: 4000}, OFF)
+    record = one_side["benches"][0]
+    record["load"] = {**record["load"], **load}
+    assert threshold.advise(sides(one_side, one(2, "spec", {1: 150, 64: 2000}, SPEC))) is None
+
+
 @given(curves)
 def test_no_other_threshold_loses_less(curve):
     """Whatever was measured: with the levels up to the limit speculating and the others not, no limit has a higher

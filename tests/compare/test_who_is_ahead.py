@@ -136,7 +136,10 @@ def test_three_attempts_are_each_compared_with_the_first():
         attempt(3, "c"),
         attempt(4, "d", bench({1: 101})),
     )
-    assert ["b wins at C=1, 1.50x at C=1", "a and d are even at C=1"] == compare.headlines(three)
+    assert [
+        "b against a: b wins at C=1, 1.50x at C=1",
+        "d against a: a and d are even at C=1",
+    ] == compare.headlines(three)
 
 
 def test_labels_tell_sides_apart():

@@ -6,7 +6,7 @@ import re
 import pytest
 from launch_host import until
 
-from deployctl.agent import attempts, health, watcher
+from deployctl.agent import attempts, health, processes, watcher
 
 ORDER = ["init", "weights", "kv-cache", "graphs", "warm-up"]
 
@@ -136,6 +136,18 @@ def test_requests_that_are_never_answered_fail_the_burst(host):
     assert re.match(r"\d of 8 requests (failed|got no answer)", result["error"]["message"])
     assert result["smoke"]["burst"]["answered"] == 4
     assert len(result["smoke"]["burst"]["failed"]) <= 5
+
+
+def test_what_is_left_of_a_crashed_server_is_asked_nothing(host):
+    """Its launcher answers health checks without a scheduler: smoke and bench say crashed at once, with the cause."""
+    host.launch("a", mode="dead200", smoke=True)
+    assert host.attempt()["verdict"]["state"] == "crashed"
+    assert processes.alive(*host.server())
+    for operation, args in (("smoke", {}), ("bench", {"levels": [1], "max_tokens": 8})):
+        result = host.ask(operation, **args)
+        assert (6, "crashed") == (result["exit"], result["error"]["kind"]), operation
+        assert host.attempt()["verdict"]["crash"]["cause"] in result["error"]["message"]
+        assert "deployctl stop" in result["error"]["hint"]
 
 
 @pytest.mark.parametrize("mode", ["oldcrash", "dead200"])
