@@ -117,7 +117,8 @@ def load_of(record: Record) -> tuple[Any, ...]:
 def choose_benches(told: Sequence[Sequence[Record]]) -> list[tuple[Record | None, str]]:
     """For each attempt the bench to compare, and why where it is not simply its newest complete one.
 
-    Complete benches go before others, of which the levels so far count. Where the newest ones had different loads,
+    Complete benches go before others, of which the levels so far count, and those before benches in which no level
+    counts: that requests failed is told, and not that nothing was measured. Where the newest ones had different loads,
     the newest of a load that all were measured with are taken.
 
     Args:
@@ -125,7 +126,7 @@ def choose_benches(told: Sequence[Sequence[Record]]) -> list[tuple[Record | None
     """
     pools = []
     for records in told:
-        measured = [record for record in records if record.measured]
+        measured = [record for record in records if record.measured] or [record for record in records if record.levels]
         pools.append([record for record in measured if record.state == COMPLETE] or measured)
     newest = [pool[-1] if pool else None for pool in pools]
     chosen = list(newest)

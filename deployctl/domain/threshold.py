@@ -161,7 +161,7 @@ def advise(sides: Sequence[Side]) -> Advice | None:
     if not any(point.ratio > 1 and not is_even(point.ratio) for point in points[:count]):
         return _never(chosen, points, warnings)
     if not any(point.ratio < 1 and not is_even(point.ratio) for point in points[count:]):
-        return _always(chosen, points, most, warnings)
+        return _always(chosen, points, most, others, warnings)
     return _threshold(chosen, others, points, count, warnings)
 
 
@@ -272,6 +272,32 @@ def _while_off(chosen: Side, limit: int, others: Sequence[tuple[Side, float]]) -
     return None
 
 
+def _faster_without(chosen: Side, points: Sequence[Point], others: Sequence[tuple[Side, float]]) -> str:
+    """Where a server without any speculation beats the one that speculates: a sentence, or nothing.
+
+    Being faster than a server that merely switches it off is no reason to speculate.
+    """
+    assert chosen.record is not None
+    plain = [side for side, _ in others if not _said(side, "speculative_algorithm")]
+    for base in sorted(plain, key=lambda one: _rank(chosen, one)):
+        assert base.record is not None
+        ratios = {
+            point.concurrency: other.output_tok_per_s / own
+            for point in points
+            if (own := chosen.record.measured[point.concurrency].output_tok_per_s)
+            and (other := base.record.measured.get(point.concurrency))
+            and other.output_tok_per_s
+            and point.concurrency <= _most_at_once(base)
+        }
+        ahead = {level: ratio for level, ratio in ratios.items() if ratio > 1 and not is_even(ratio)}
+        if ahead:
+            most = max(ahead, key=lambda level: ahead[level])
+            levels = ", ".join(f"C={level}" for level in ahead)
+            where = "at each of these levels" if len(ahead) == len(ratios) else f"at {levels}"
+            return f"but {base.label}, without speculation, is faster {where}: {ahead[most]:.2f}x at C={most}"
+    return ""
+
+
 def _rank(chosen: Side, side: Side) -> tuple[bool, bool]:
     """Which of those without speculation to compare with: switched off before none, and with the same scheduler."""
     overlaps = {_has_overlap(chosen), _has_overlap(side)} - {None}
@@ -337,7 +363,13 @@ def _never(chosen: Side, points: Sequence[Point], warnings: Sequence[str]) -> Ad
     )
 
 
-def _always(chosen: Side, points: Sequence[Point], reach: float, warnings: Sequence[str]) -> Advice:
+def _always(
+    chosen: Side,
+    points: Sequence[Point],
+    reach: float,
+    others: Sequence[tuple[Side, float]],
+    warnings: Sequence[str],
+) -> Advice:
     highest = points[-1]
     reason = f"speculation ({chosen.label}) pays, or costs nothing, up to C={highest.concurrency}: {_at(highest)}"
     if reach < math.inf:
@@ -346,6 +378,8 @@ def _always(chosen: Side, points: Sequence[Point], reach: float, warnings: Seque
         reason += "; more requests at once were not measured"
     else:
         reason += "; more do not run at once: it needs no threshold"
+    without = _faster_without(chosen, points, others)
+    reason += f"; {without}" if without else ""
     return Advice(
         speculative=chosen.label, verdict=ALWAYS, points=tuple(points), reason=reason, warnings=tuple(warnings)
     )
@@ -376,6 +410,7 @@ def _threshold(
         found.append(f"threshold: no shipped patch gives engine {version or 'of unknown version'} {FLAG}")
     reason = f"speculation ({chosen.label}) pays up to about {at} requests at once: {_at(last)}, {_at(first)}"
     while_off = _while_off(chosen, at, others)
+    said = [reason, while_off.sentence if while_off else "", _faster_without(chosen, points[:count], others)]
     return Advice(
         speculative=chosen.label,
         verdict=THRESHOLD,
@@ -383,7 +418,7 @@ def _threshold(
         resume=resume,
         flags=tuple(flags),
         points=tuple(points),
-        reason=reason if while_off is None else f"{reason}; {while_off.sentence}",
+        reason="; ".join(filter(None, said)),
         while_off=while_off,
         warnings=tuple(found),
         next_command=command,

@@ -194,6 +194,24 @@ def test_what_is_switched_off_goes_before_what_has_no_speculation():
         assert [] == [text for text in advice.warnings if "no speculation at all" in text]
 
 
+def three(spec, off, base):
+    """The advice where a plain server was measured beside one that is switched off throughout."""
+    return threshold.advise(
+        sides(one(1, "base", base, PLAIN), one(2, "off", off, OFF), one(3, "spec", spec, SPEC)),
+    )
+
+
+def test_a_plain_server_that_is_faster_is_named_in_every_verdict():
+    """Beating a server that only switches speculation off is no reason to speculate."""
+    always = three({1: 144, 16: 1997}, {1: 135, 16: 1785}, {1: 175, 16: 2293})
+    assert "always" == always.verdict
+    assert "but base, without speculation, is faster at each of these levels: 1.22x at C=1" in always.reason
+    limit = three({1: 144, 8: 900, 32: 1000}, {1: 100, 8: 700, 32: 2000}, {1: 120, 8: 1000, 32: 2100})
+    assert "threshold" == limit.verdict
+    assert "but base, without speculation, is faster at C=8: 1.11x at C=8" in limit.reason
+    assert "base, without" not in three({1: 144, 16: 1997}, {1: 135, 16: 1785}, {1: 140, 16: 1900}).reason
+
+
 def test_of_two_that_speculate_always_nothing_is_advised():
     """There is no saying which of them is meant."""
     plain, spec = one(1, "base", {1: 100, 8: 100}, PLAIN), {1: 200, 8: 50}

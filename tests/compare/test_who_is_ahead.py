@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from made_attempts import attempt, bench, level, record, sides
 
 from deployctl.domain import compare
+from deployctl.domain.comparison import comparison
 from deployctl.errors import UsageError
 
 speeds = st.floats(min_value=0.1, max_value=1e6, allow_nan=False)
@@ -112,6 +113,26 @@ def test_levels_that_failed_decide_nothing():
     assert [] == compare.crossings(whole, partly)
 
 
+def test_a_bench_in_which_everything_failed_is_told_and_decides_nothing():
+    """It is a bench: its levels are there as failed, each said not to count; one with a good level goes before it."""
+    broken = [level(1, 90, completed=13), level(8, 300, completed=3)]
+    told = sides(
+        attempt(1, "base", bench({1: 100, 8: 400})), attempt(2, "flaky", bench(broken, state="failed", number=2))
+    )
+    value = comparison(told).as_json()
+    assert 2 == value["attempts"][1]["bench"]["bench"]
+    assert [False, False] == [row["attempts"]["flaky"]["good"] for row in value["levels"]]
+    assert {"flaky: C=1 does not count: 13 of 16 answered", "flaky: C=8 does not count: 3 of 16 answered"} <= set(
+        value["warnings"]
+    )
+    assert not any("wins" in text or "even" in text for text in value["headlines"])
+    good = sides(
+        attempt(1, "base", bench({1: 100})),
+        attempt(2, "flaky", bench({1: 90}, number=1), bench(broken, state="failed", number=2)),
+    )
+    assert 1 == good[1].record.bench
+
+
 # -- sentences ---------------------------------------------------------------------------------------------------------
 
 
@@ -168,7 +189,7 @@ def test_the_newest_complete_bench_is_taken():
     assert (2, "") == (chosen.bench, note)
     assert 2 == other.bench
     assert "not complete (crashed): its levels so far" in other_note
-    assert (None, "") == nothing
+    assert (3, "") == (nothing[0].bench, nothing[1])
 
 
 def record_of(value):
