@@ -256,6 +256,21 @@ class CrashScanner:
         stack = self._fault_frames[::-1]
         return _explained(cause), stack, [stack]
 
+    @property
+    def only_consequences(self):
+        """Whether all it knows is what others' ends leave in a log (a client that hung up, a peer that died).
+
+        None of it ended the server where a signal did and the log says nothing of an end.
+        """
+        block = self._chosen()
+        return (
+            self.terminal is None
+            and not self._singles
+            and block is not None
+            and not _HIT.search(block.lead)
+            and _SECONDARY.search(block.parts[-1][1]) is not None
+        )
+
     def _chosen(self):
         done = [block for block in self._blocks if any(part[1] for part in block.parts)]
         for block in done:
@@ -352,6 +367,8 @@ def diagnose(state, attempt, scanner, ended):
     """
     ended = ended or {}
     found = scanner.cause()
+    if ended.get("signal") and scanner.only_consequences:
+        found = None
     frames, patched = [], None
     if found is None:
         cause = _from_exit(ended, scanner)

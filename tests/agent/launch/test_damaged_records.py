@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from launch_host import until
+from launch_host import free_port, until
 
 from deployctl.agent import attempts, processes
 
@@ -34,7 +34,7 @@ def test_every_command_works_beside_a_damaged_record(host, part, content):
     """history, logs, wait and smoke of the others, status, launch, stop: none ends with an exception or exit 8."""
     sleeper(host, "old")
     damage(host, 1, part, content)
-    assert host.launch("new", argv=host.script(SLEEPER), wait=False, port=host.port + 1)["exit"] == 0
+    assert host.launch("new", argv=host.script(SLEEPER), wait=False, port=free_port())["exit"] == 0
     told = " ".join(event["text"] for event in host.wire.named("warning"))
     well_formed = part in ("verdict", "spec", "orphans") and content.startswith(b"{") and content != b"{"
     assert well_formed or f"attempts/1/{part}.json is damaged" in told

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launch_host import Wire, until
+from launch_host import Wire, free_port, until
 
 from deployctl.agent import health, smoke, watcher
 from deployctl.agent.failure import Failure
@@ -238,7 +238,7 @@ def test_smoke_asks_the_running_server(host):
 def test_smoke_takes_the_server_that_lives(host):
     """A newer attempt that crashed is not what is meant; by number it is, and its end is said."""
     host.launch("a", smoke=False, load_s=0.2)
-    port, host.port = host.port, host.port + 1
+    port, host.port = host.port, free_port()
     host.launch("b", argv=host.script("raise SystemExit(1)"))
     host.port = port
     assert host.ask("smoke")["attempt"] == 1

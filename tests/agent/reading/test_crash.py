@@ -228,3 +228,22 @@ def test_the_patched_line_or_the_patched_file(tmp_path):
     unknown = crash.diagnose(state, dict(attempt, release=77), scanned(trace(1)), None)
     assert unknown["patched"] is None
     assert len(unknown["frames"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [
+        ({"status": None, "signal": "SIGKILL"}, "ended by SIGKILL; "),
+        ({"status": 1, "signal": None}, "ConnectionResetError: [Errno 104] Connection reset by peer"),
+    ],
+)
+def test_a_client_that_hung_up_is_not_what_a_signal_did(tmp_path, ended, expected):
+    """The traceback of a broken connection was survived; where nothing but it is known, a signal's word goes before it."""
+    text = 'Traceback (most recent call last):\n  File "/a.py", line 3, in handle\n    write()\n'
+    scanner = scanned(text + "ConnectionResetError: [Errno 104] Connection reset by peer\n")
+    attempt = {"attempt": 1, "release": None, "log": "/l", "run": None, "boot_id": processes.boot_id()}
+    found = crash.diagnose(State(str(tmp_path)), attempt, scanner, ended)
+    assert found["cause"].startswith(expected)
+    assert bool(found["frames"]) == (ended["signal"] is None)
+    hit = scanned("Scheduler hit an exception: " + text + "DistBackendError: NCCL error\n")
+    assert crash.diagnose(State(str(tmp_path)), attempt, hit, ended)["cause"] == "DistBackendError: NCCL error"
