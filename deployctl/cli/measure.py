@@ -125,7 +125,7 @@ def report(
     with Session("report", hosts=hosts, config=config, as_json=as_json, verbose=verbose, debug=debug) as session:
         from deployctl.cli import show_report
 
-        show_report.show(session, output, attempts, force=force, opened=opened)
+        show_report.show(session, output, attempts, hosts or (), force=force, opened=opened)
 
 
 def after_launch(

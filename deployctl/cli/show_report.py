@@ -3,6 +3,7 @@
 import datetime as dt
 import sys
 import webbrowser
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,16 @@ from deployctl.render.terminal import out, say, size
 from deployctl.workflows import report as workflow
 
 
-def show(session: Session, output: Path, attempts: str | None, *, force: bool, opened: bool) -> None:
+def show(
+    session: Session, output: Path, attempts: str | None, hosts: Sequence[str], *, force: bool, opened: bool
+) -> None:
     """Run the workflow, write the page and say where it is."""
     if str(output) == "-":
         raise UsageError("-o names a file, and - is none", hint="-o report.html")
     wanted = parse_wanted(attempts) if attempts is not None else None
     workflow.check_target(output, page.MARK, force=force)
-    report, dossiers = workflow.gather(session.run(), session.hosts, wanted)
+    asked = workflow.hosts_of(session.inventory, wanted, hosts)
+    report, dossiers = workflow.gather(session.run(asked), asked, wanted)
     if report.interrupted:
         raise Interrupted("interrupted: no report was written")
     if not dossiers:

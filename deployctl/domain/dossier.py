@@ -83,7 +83,9 @@ def _known(dossiers: Mapping[str, Mapping[str, Any]]) -> str:
     lists = []
     for host, told in dossiers.items():
         named = [f"{one['attempt']} ({one['log_tag']})" for one in told["attempts"][-8:]]
-        lists.append((f"{host}: " if several else "") + (", ".join(named) or "none"))
+        older = len(told["attempts"]) - len(named)
+        more = f" and {older} older" if older else ""
+        lists.append((f"{host}: " if several else "") + (", ".join(named) or "none") + more)
     return "attempts: " + "; ".join(lists)
 
 

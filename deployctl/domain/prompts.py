@@ -1,5 +1,6 @@
 """Prompts to measure a server with: the sets that ship, and files of the user, checked line by line."""
 
+import codecs
 import hashlib
 import json
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def read_prompts(content: bytes, name: str, shown: str) -> PromptSet:
         ConfigError: With file:line.
     """
     rows: list[bytes] = []
-    for number, line in enumerate(content.split(b"\n"), 1):
+    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
         if not line.strip():
             continue
         try:

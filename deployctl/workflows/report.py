@@ -8,13 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from deployctl.domain.dossier import Wanted, chosen
-from deployctl.domain.inventory import Host
+from deployctl.domain.inventory import Host, Inventory
 from deployctl.domain.report import HostReport, Report
 from deployctl.errors import DeployError, UsageError
 from deployctl.workflows.run import Run
 
 _PATIENCE_S = 5.0
 _LOOKED_AT_BYTES = 4096
+
+
+def hosts_of(inventory: Inventory, wanted: Sequence[Wanted] | None, selectors: Sequence[str]) -> tuple[Host, ...]:
+    """Who is asked: whom --host or the default group means, and every host that stands before a wanted attempt.
+
+    The former only where an attempt is wanted without a host, or they were named.
+
+    Raises:
+        UsageError: A name is no host.
+    """
+    named = [host for entry in wanted or () if entry.host for host in inventory.select([entry.host])]
+    anywhere = wanted is None or bool(selectors) or any(entry.host is None for entry in wanted)
+    asked = inventory.select(selectors) if anywhere else ()
+    return tuple({host.name: host for host in (*asked, *named)}.values())
 
 
 def gather(

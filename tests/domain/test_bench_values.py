@@ -91,6 +91,14 @@ def test_a_wrong_line_is_named_by_file_and_line(line, said):
     assert '{"prompt": "..."}' in told.value.hint
 
 
+def test_a_byte_order_mark_is_no_text():
+    """As editors of Windows write it before the first line."""
+    row = b'{"prompt": "two words"}\n'
+    assert (
+        read_prompts(row, "own", "own.jsonl").content == read_prompts(b"\xef\xbb\xbf" + row, "own", "own.jsonl").content
+    )
+
+
 def test_prompts_are_found_by_name_beside_hosts_yaml_or_where_they_are(tmp_path):
     """The sets that ship, a file beside hosts.yaml, a path; what is not there is told the nearest name."""
     for name in ("coding", "agentic"):

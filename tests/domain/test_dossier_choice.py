@@ -1,11 +1,16 @@
 """Which attempts a report means, and what came of each."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployctl import yamlconf
+from deployctl.domain import hosts_yaml
 from deployctl.domain.dossier import Verdict, chosen, parse_wanted, verdict_of
 from deployctl.errors import UsageError
+from deployctl.workflows import report
 
 
 def told(*attempts):
@@ -84,3 +89,24 @@ def test_any_text_is_read_or_refused(words):
 def test_verdicts(attempt, words, kind):
     """A stop takes nothing away from what the server had come to before."""
     assert Verdict(words=words, kind=kind) == verdict_of(attempt)
+
+
+def test_a_host_that_an_attempt_names_is_asked():
+    """Beside those of --host, or alone where every wanted attempt names its own; a name that is none is refused."""
+    text = b"hosts: {a: {address: 1.1.1.1}, b: {address: 1.1.1.2}}\ngroups: {default: [a]}\n"
+    inventory = hosts_yaml.decode(yamlconf.parse(text, "hosts.yaml"), Path("hosts.yaml"))
+
+    def asked(words, *selectors):
+        wanted = parse_wanted(words) if words else None
+        return [host.name for host in report.hosts_of(inventory, wanted, selectors)]
+
+    assert [["a"], ["a"], ["b"], ["a", "b"], ["a", "b"], ["b"]] == [
+        asked(None),
+        asked("1"),
+        asked("b:1"),
+        asked("1,b:1"),
+        asked("b:1", "a"),
+        asked("b:1,b:t"),
+    ]
+    with pytest.raises(UsageError):
+        asked("nosuch:1")
