@@ -1,4 +1,5 @@
-"""Where a decode step's time goes while speculation is off: the profiler's trace, beside the same of a plain server."""
+"""Where a decode step's time goes: the profiler's trace while speculation is off, and while it is on, each beside a
+server without the flag."""
 
 import asyncio
 import shutil
@@ -12,15 +13,24 @@ from tests.gpu.session import Session
 
 from . import on_server
 
-NEEDS = ("a-v2-dynamic", "a-base", "a-v1-dynamic", "a-base-no-overlap")
-REQUESTS, STEPS = 32, 6
+OFF, ON = 32, 4  # requests at once
+TRACED = (
+    ("a-v2-dynamic", OFF),
+    ("a-base", OFF),
+    ("a-v2-dynamic", ON),
+    ("a-v2", ON),
+    ("a-v1-dynamic", OFF),
+    ("a-base-no-overlap", OFF),
+)
+NEEDS = tuple(dict.fromkeys(key for key, _ in TRACED))
+STEPS = 6
 _TOKENS, _SETTLE_S, _WRITTEN_S = 600, 0.9, 30.0
 _LARGEST_TRACE_BYTES = 15_000_000
 
 
-async def record(client: Client, _server: Server, folder: Path) -> list[Path]:
-    """The traces of a few decode steps under load."""
-    requests = [asyncio.create_task(client.ids(number, _TOKENS)) for number in range(REQUESTS)]
+async def record(client: Client, _server: Server, folder: Path, width: int) -> list[Path]:
+    """The traces of a few decode steps with so many requests at once."""
+    requests = [asyncio.create_task(client.ids(number, _TOKENS)) for number in range(width)]
     await asyncio.sleep(_SETTLE_S)
     body = {"output_dir": str(folder), "num_steps": STEPS, "activities": ["CPU", "GPU"], "with_stack": False}
     status = await client.post("/start_profile", body)
@@ -48,19 +58,24 @@ async def _written(folder: Path) -> list[Path]:
 
 def run(session: Session, fleet: Fleet) -> None:
     """One trace an arm, kept, with its numbers."""
-    for key in NEEDS[: 2 if session.options.quick else None]:
-        folder = session.work / "traces" / key
+    for key, width in TRACED[: 2 if session.options.quick else None]:
+        name = f"{key} at {width}"
+        folder = session.work / "traces" / f"{key}-{width}"
         folder.mkdir(parents=True, exist_ok=True)
-        paths = on_server(session, fleet, key, "profile", lambda c, s, folder=folder: record(c, s, folder), need_s=15.0)
+
+        async def work(client: Client, server: Server, *, where: Path = folder, at: int = width) -> list[Path]:
+            return await record(client, server, where, at)
+
+        paths = on_server(session, fleet, key, f"profile at {width}", work, need_s=15.0)
         found: dict[str, Any] | None = None
         try:
             for path in paths or []:
                 found = {"file": path.name, "bytes": path.stat().st_size, **trace.summary(trace.read(path), STEPS)}
-                session.record("profile", key, found)
-                session.say(key, found)
+                session.record("profile", name, found)
+                session.say(name, found)
                 if path.stat().st_size <= _LARGEST_TRACE_BYTES:
-                    shutil.copy(path, session.out / f"trace-{key}.json.gz")
+                    shutil.copy(path, session.out / f"trace-{key}-{width}.json.gz")
         except Exception as error:
-            session.error(f"trace of {key}", error)
+            session.error(f"trace of {name}", error)
         share = found and found["gpu_idle_share"]
-        session.verdicts([verdicts.reported("profile", f"{key}: share of time in which the GPU idles", share)])
+        session.verdicts([verdicts.reported("profile", f"{name}: share of time in which the GPU idles", share)])
