@@ -6,13 +6,19 @@ import sys
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Terminal controls, and characters that have text read in another order than it is written.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36", "magenta": "35"}
 
 
 def neutral(text: str) -> str:
-    """Text from a host without terminal controls (newline and tab stay): they are shown, not obeyed."""
-    return _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    """Text from a host without terminal controls (newline and tab stay) and bidirectional marks: shown, not obeyed."""
+    return _CONTROLS.sub(_as_escape, text)
+
+
+def _as_escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}"
 
 
 def coloured(stream: TextIO) -> bool:
