@@ -1,5 +1,6 @@
 """The page in a browser, as a team sees it in a meeting: drawn, quiet, readable, and deaf to what hostile texts say."""
 
+import copy
 import datetime as dt
 
 import dossiers
@@ -166,6 +167,20 @@ def test_loads_are_told_apart(opened):
     picker.select_option(index=agentic)
     assert ["t0_base", "t8_v4"] == shown.page.locator(".numbers tbody th").all_text_contents()
     assert ["1", "2", "4", "8", "16"] == shown.page.locator(".numbers thead th").all_text_contents()[1:]
+
+
+def test_two_loads_never_read_the_same(opened):
+    """Where they differ only in the seed, or in the requests of a level, the list says so."""
+    told = copy.deepcopy(dossiers.story())
+    one = next(one for host in told.values() for one in host["attempts"] if one["benches"])
+    for number, change in enumerate(({"seed": 7}, {"requests_per_level": 40}), 90):
+        record = copy.deepcopy(one["benches"][0])
+        record.update(bench=number, load={**record["load"], **change})
+        one["benches"].append(record)
+    options = opened(told).page.get_by_label("Load").locator("option").all_text_contents()
+    assert len(set(options)) == len(options) > 3
+    assert any("seed 7" in text for text in options)
+    assert any("40 requests a level" in text for text in options)
 
 
 def test_another_metric(opened):

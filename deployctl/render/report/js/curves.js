@@ -237,6 +237,9 @@ function differences() {
 function loadName(load) {
   const parts = [load.count ? `${load.name}, ${load.count} prompts` : load.name];
   if (load.maxTokens) parts.push(`${number(load.maxTokens)} tokens each`);
+  // Curves of one chart have these in common: without them two entries of the list could read the same.
+  if (load.perLevel) parts.push(`${number(load.perLevel)} requests a level`);
+  if (load.seed !== null && load.seed !== 1) parts.push(`seed ${load.seed}`);
   parts.push([load.generator.name, load.generator.version].filter(Boolean).join(" "));
   parts.push(load.gpus, load.model && load.model.split("/").pop());
   return parts.filter(Boolean).join(" · ");
