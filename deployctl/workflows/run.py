@@ -26,6 +26,8 @@ OPERATOR_VARIABLE = "DEPLOYCTL_OPERATOR"
 _MOST_CONNECTING = 64
 _PATIENCE_AFTER_INTERRUPT_S = 60.0
 _PATIENCE_OF_A_DETACH_S = 5.0
+# What to type after an interrupt, by command; a load is what most others leave behind.
+_AFTER_INTERRUPT = {"bench": "deployctl status shows how it stands; deployctl bench measures again"}
 _AFTER_INTERRUPT_HINT = "deployctl status shows how it stands; deployctl wait comes back to a load"
 
 OnEvent = Callable[[str, Mapping[str, Any]], None]
@@ -236,7 +238,7 @@ class Run:
             except Unreachable as error:
                 if not self.interrupted.is_set():
                     return HostReport.from_error(host.name, error)
-                told = Interrupted(f"interrupted; {error.message}", hint=error.hint or _AFTER_INTERRUPT_HINT)
+                told = Interrupted(f"interrupted; {error.message}", hint=error.hint or _AFTER_INTERRUPT.get(name, _AFTER_INTERRUPT_HINT))
                 return HostReport.from_error(host.name, told)
             except DeployError as error:
                 return HostReport.from_error(host.name, error)
@@ -261,7 +263,7 @@ class Run:
                     "interrupted; the host has not answered, what it does goes on"
                     if asked
                     else "interrupted while connecting: nothing was asked of the host",
-                    hint=_AFTER_INTERRUPT_HINT if asked else "",
+                    hint=_AFTER_INTERRUPT.get(name, _AFTER_INTERRUPT_HINT) if asked else "",
                 )
                 reports.append(HostReport.from_error(host.name, error))
         told = Report(command=name, hosts=_without_aliases(reports), interrupted=self.interrupted.is_set())
