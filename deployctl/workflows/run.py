@@ -231,6 +231,7 @@ class Run:
                 for what it says (a push is being undone there).
         """
         name = command or self.command.split()[0]
+        what_next = _AFTER_INTERRUPT.get(name, _AFTER_INTERRUPT_HINT)
 
         def settled(host: Host) -> HostReport:
             try:
@@ -238,7 +239,7 @@ class Run:
             except Unreachable as error:
                 if not self.interrupted.is_set():
                     return HostReport.from_error(host.name, error)
-                told = Interrupted(f"interrupted; {error.message}", hint=error.hint or _AFTER_INTERRUPT.get(name, _AFTER_INTERRUPT_HINT))
+                told = Interrupted(f"interrupted; {error.message}", hint=error.hint or what_next)
                 return HostReport.from_error(host.name, told)
             except DeployError as error:
                 return HostReport.from_error(host.name, error)
@@ -263,7 +264,7 @@ class Run:
                     "interrupted; the host has not answered, what it does goes on"
                     if asked
                     else "interrupted while connecting: nothing was asked of the host",
-                    hint=_AFTER_INTERRUPT.get(name, _AFTER_INTERRUPT_HINT) if asked else "",
+                    hint=what_next if asked else "",
                 )
                 reports.append(HostReport.from_error(host.name, error))
         told = Report(command=name, hosts=_without_aliases(reports), interrupted=self.interrupted.is_set())
