@@ -33,9 +33,11 @@ def run(argv: list[str] | None = None) -> int:
     """
     import typer
 
-    from deployctl.cli.app import app
+    from deployctl.cli.app import program
 
     words = sys.argv[1:] if argv is None else argv
+    completing = "_DEPLOYCTL_COMPLETE" in os.environ
+    app = program(None if completing else next(iter(words), None))
     # The base of every error of the command line (Typer exports its leaves alone).
     mistake = cast("type[Exception]", typer.BadParameter.__mro__[2])
     signal.signal(signal.SIGTERM, _as_interrupt)

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from deployctl.cli.app import program
+
 
 def deployctl(*words: str, folder) -> subprocess.CompletedProcess:
     """Run deployctl in a folder without hosts.yaml."""
@@ -73,3 +75,11 @@ def test_init_writes_all_or_nothing(tmp_path, name):
     assert before == sorted(tmp_path.rglob("*"))
     blocked.unlink()
     assert 0 == deployctl("init", folder=tmp_path).returncode
+
+
+def test_one_command_is_made_and_not_all():
+    """Typer makes the options of every command that it knows: the program knows the one that is asked for."""
+    assert ["push"] == [one.callback.__name__ for one in program("push").registered_commands]
+    assert ["lock"] == [one.name for one in program("lock").registered_groups]
+    for word in (None, "--help", "nosuch"):
+        assert len(program(word).registered_commands) > 15
